@@ -1,0 +1,5 @@
+"""`python -m pipeline VERB`."""
+
+from pipeline.cli import main
+
+main()

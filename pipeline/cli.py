@@ -1,0 +1,165 @@
+"""The verbs. Each parses, calls one function and prints; heavy imports wait until a verb needs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pipeline import __version__
+from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, NotReadyError, UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Pre-train a language model on this machine: from text to a trained, evaluated and sampled model.",
+)
+talk = Console(stderr=True, highlight=False)
+
+What = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG or RUN] [key.path=value ...]", help="Without a file: configs/tiny.yaml.", show_default=False),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The Run's folder, such as runs/tiny.")]
+ClusterName = Annotated[str | None, typer.Option("--cluster", help="Where to run: local.", metavar="NAME")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """Run the verb on the command line; a person's mistake is one message and exit 2, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        code = code if isinstance(code, int) else EXIT_DONE
+    except UserError as error:
+        talk.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        code = error.exit_code
+    except typer.Abort:
+        code = EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        talk.print("interrupted")
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough (| head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_DONE
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's own: wrong words on the command line
+            raise
+        error.show()
+        code = getattr(error, "exit_code", 2)
+    sys.exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def submit(
+    what: What = None,
+    cluster: ClusterName = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run, run nothing.")] = False,
+    only: Annotated[str | None, typer.Option("--only", metavar="STAGE", help="Run this one stage.")] = None,
+) -> int:
+    """Run the whole chain of a config, or what is missing of a Run."""
+    from pipeline import chain
+
+    if dry_run:
+        chain.print_plan(chain.request(what or [], cluster, only), Console(highlight=False))
+        return EXIT_DONE
+    return chain.submit(chain.request(what or [], cluster, only), talk)
+
+
+@app.command()
+def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Print the Jobs, their command lines and what was derived. Nothing is run or written."""
+    from pipeline import chain
+
+    request = chain.request(what or [], cluster, None)
+    if as_json:
+        print(json.dumps(request.plan.to_json(), indent=2))
+    else:
+        chain.print_plan(request, Console(highlight=False))
+
+
+@app.command()
+def status(run: RunPath, as_json: Json = False) -> int:
+    """Show how far a Run is."""
+    from pipeline.run import Run
+    from pipeline.status import read_status
+    from pipeline.status_view import print_status
+
+    found = read_status(Run.open(run))
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        print_status(found, Console(highlight=False))
+    return EXIT_FAILED if found.state == "failed" else EXIT_DONE
+
+
+@app.command()
+def logs(
+    run: RunPath,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as the Run goes on.")] = False,
+    stage: Annotated[str | None, typer.Option("--stage", help="Of this stage alone.")] = None,
+    lines: Annotated[int | None, typer.Option("-n", "--lines", min=1, help="The last lines of each file.")] = None,
+) -> None:
+    """Print the logs of a Run."""
+    from pipeline.logs import read_logs
+    from pipeline.run import Run
+
+    read_logs(Run.open(run), follow, stage, lines, sys.stdout)
+
+
+@app.command()
+def stop(run: RunPath) -> None:
+    """End a Run cleanly at its next step; `resume` goes on."""
+    from pipeline.hints import command
+    from pipeline.run import Run
+
+    found = Run.open(run)
+    try:
+        found.control.mkdir(exist_ok=True)
+        found.stop.touch()
+    except OSError as error:
+        raise NotReadyError(f"{found.stop}: {error.strerror}; ask the Run's owner for write permission") from error
+    found.event("stop wanted", user=os.environ.get("USER", str(os.getuid())))
+    print(f"{found.name} saves and stops at its next step. Go on later with:\n  {command('resume', found.root)}")
+
+
+@app.command()
+def resume(run: RunPath, overrides: Annotated[list[str] | None, typer.Argument(metavar="[key.path=value ...]")] = None) -> int:
+    """Run what is missing of a Run; takes back a `stop`."""
+    from pipeline import chain
+    from pipeline.run import Run
+
+    found = Run.open(run)
+    request = chain.request([str(found.root), *(overrides or [])], "local", None)
+    found.stop.unlink(missing_ok=True)
+    return chain.submit(request, talk)
+
+
+@app.command()
+def report(run: RunPath) -> None:
+    """Write report.html of a Run as it is now."""
+    from pipeline.report import write_report
+    from pipeline.run import Run
+
+    print(write_report(Run.open(run)))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a config file, for editors."""
+    from pipeline.config import config_schema
+
+    print(json.dumps(config_schema(), indent=2))

@@ -1,0 +1,42 @@
+"""Is a Stage's output already there? The one place that decides what a second run may skip."""
+
+from __future__ import annotations
+
+from pipeline.config import Config
+from pipeline.files import read_json
+from pipeline.run import Run
+
+
+def is_complete(run: Run, config: Config, stage: str) -> bool:
+    """Tell whether `stage` has nothing left to do. Outputs appear by rename, so being there is being whole."""
+    return {"tokenize": _tokenize, "pretrain": _pretrain, "evaluate": _evaluate, "inference": _inference}[stage](
+        run, config
+    )
+
+
+def _tokenize(run: Run, config: Config) -> bool:
+    return run.read_index() is not None and run.tokenizer.is_file()
+
+
+def _pretrain(run: Run, config: Config) -> bool:
+    return config.pretrain.max_steps in run.checkpoint_steps()
+
+
+def steps_to_evaluate(run: Run, config: Config) -> list[int]:
+    """List the steps whose checkpoints evaluate.checkpoints asks for, ascending."""
+    steps = run.checkpoint_steps()
+    wanted = config.evaluate.checkpoints
+    if "all" in wanted:
+        return steps
+    chosen = (steps[:1] if "first" in wanted else []) + (steps[-1:] if "last" in wanted else [])
+    return sorted(set(chosen))
+
+
+def _evaluate(run: Run, config: Config) -> bool:
+    steps = steps_to_evaluate(run, config)
+    scored = all((run.scores(step) / "bits_per_byte.json").is_file() for step in steps)
+    return _pretrain(run, config) and scored and isinstance(read_json(run.compressors), dict)
+
+
+def _inference(run: Run, config: Config) -> bool:
+    return _pretrain(run, config) and run.samples(config.pretrain.max_steps).is_file()

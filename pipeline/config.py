@@ -1,0 +1,336 @@
+"""What the user wants: one YAML file, validated as a whole before anything happens.
+
+The sections and the rules of single keys. Rules between keys are in config_rules.py, loading in config_load.py.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from pipeline.slurm_time import canonical_time
+
+MOST = 10**12  # bound of counts that have no narrower one: beyond it is a slip of the finger, not a wish
+STDLIB = "python-stdlib"
+HUB = "hf:"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(_[0-9]{1,30}){0,9}")
+REAL_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+def broken_rule(text: str) -> PydanticCustomError:
+    """Make the error of a value that breaks one of our rules; `text` follows the value: `is not …; write …`."""
+    return PydanticCustomError("rule", "{text}", {"text": text})
+
+
+def has_control_characters(text: str) -> bool:
+    """Tell whether `text` holds control characters, or the half characters that Python makes of broken UTF-8."""
+    return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
+
+
+def _whole(value: object) -> object:
+    """Accept 1e9 and the texts `1_000` and '1000' for a whole number: there is nothing else they could mean."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, str) and WHOLE_NUMBER.fullmatch(value):
+        return int(value)
+    return value
+
+
+def _real(value: object) -> object:
+    """Accept '3e-4' in quotes, which people write because other loaders need it."""
+    if isinstance(value, str) and (REAL_NUMBER.fullmatch(value) or WHOLE_NUMBER.fullmatch(value)):
+        return float(value)
+    return value
+
+
+def _time(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise broken_rule("is not a time limit; write for example 12:00:00, or a whole number of minutes")
+    try:
+        return canonical_time(str(value))
+    except ValueError as error:
+        raise broken_rule(str(error)) from None
+
+
+def _name(value: object) -> object:
+    if isinstance(value, str) and not NAME.fullmatch(value):
+        raise broken_rule(
+            "is not a name; write 1 to 64 of the letters A-Z a-z, digits, '.', '_', '-', the first a letter or digit"
+        )
+    return value
+
+
+def _line(value: object) -> object:
+    """Refuse text that cannot be a path or a name: empty, or with control characters in it."""
+    if isinstance(value, str) and not value.strip():
+        raise broken_rule("is empty; write something, or remove the line")
+    if isinstance(value, str) and has_control_characters(value):
+        raise broken_rule("holds control characters or broken UTF-8; remove them")
+    return value
+
+
+def _one_or_more(value: object) -> object:
+    """Read `x` as `[x]`, and refuse an empty list."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and not value:
+        raise broken_rule("is an empty list; write at least one item, or remove the line")
+    return value
+
+
+def _prompt(value: object) -> object:
+    if value == "":
+        raise broken_rule("is an empty prompt; write at least one character for the model to go on from")
+    return value
+
+
+def _betas(value: object) -> object:
+    if isinstance(value, list | tuple) and len(value) != 2:
+        raise broken_rule("exactly two numbers are needed; write for example [0.9, 0.95]")
+    return value
+
+
+def _compile(value: object) -> object:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise broken_rule("is not one of auto, true, false; write one of them")
+
+
+def _sources(value: object) -> object:
+    if isinstance(value, str | dict | DataSource):
+        return [value]
+    if isinstance(value, list) and not value:
+        raise broken_rule("is an empty list; write for example `data: python-stdlib`")
+    return value
+
+
+WHOLE, REAL = BeforeValidator(_whole), BeforeValidator(_real)
+LINE = BeforeValidator(_line)
+SEED = Field(ge=0, le=2**32 - 1, description="seed of the random numbers")
+Time = Annotated[str, BeforeValidator(_time, json_schema_input_type=int | str)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, values are never changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
+
+
+class StageSection(Section):
+    """What every stage's Job may ask for; these keys may change on an existing Run."""
+
+    time: Annotated[
+        Time,
+        Field(description="time limit of a Job: D-HH:MM:SS, D-HH, HH:MM:SS, MM:SS or minutes; rounded up to minutes"),
+    ] = "1:00:00"
+
+
+class DataSource(Section):
+    """One source of documents: files on disk, or a Hugging Face dataset."""
+
+    path: Annotated[
+        str | None, Field(description="file, glob or folder of text, JSON lines or parquet; or `python-stdlib`"), LINE
+    ] = None
+    dataset: Annotated[
+        str | None,
+        Field(description="`owner/name` on the Hugging Face hub, or a folder (with a `/` or `./` before it)"),
+        LINE,
+    ] = None
+    config: Annotated[str | None, Field(description="the dataset's configuration, where it has several"), LINE] = None
+    split: Annotated[str, Field(description="the dataset's split"), LINE] = "train"
+    text_field: Annotated[
+        str, Field(description="field of JSON lines, parquet columns and datasets that holds the text"), LINE
+    ] = "text"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """Read `hf:owner/name` and plain paths."""
+        if not isinstance(value, str):
+            return value
+        return {"dataset": value.removeprefix(HUB)} if value.startswith(HUB) else {"path": value}
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DataSource:
+        if (self.path is None) == (self.dataset is None):
+            raise broken_rule("needs exactly one of path and dataset; remove or add one")
+        if self.config is not None and self.dataset is None:
+            raise broken_rule("has the key config, which belongs to a dataset; remove it")
+        return self
+
+
+class TokenizeConfig(StageSection):
+    """Text to token shards, with a tokenizer trained on the way."""
+
+    vocab_size: Annotated[
+        int,
+        # 256 bytes for byte fallback and 4 control pieces leave 40 for the text's own characters.
+        Field(ge=300, le=1_000_000, description="tokens in the vocabulary; 256 of them are single bytes"),
+        WHOLE,
+    ] = 4096
+    model_type: Annotated[Literal["bpe", "unigram"], Field(description="SentencePiece algorithm")] = "bpe"
+    tokenizer: Annotated[
+        str | None, Field(description="an existing SentencePiece model to use instead of training one"), LINE
+    ] = None
+    training_bytes: Annotated[
+        int,
+        Field(ge=1000, le=MOST, description="bytes of text the tokenizer is trained on, spread evenly over the corpus"),
+        WHOLE,
+    ] = 20_000_000
+    validation_fraction: Annotated[
+        float, Field(gt=0, le=0.5, description="share of documents kept for validation, by hash of the text"), REAL
+    ] = 0.06
+    max_malformed_share: Annotated[
+        float,
+        Field(ge=0, le=1, description="share of lines that may be broken: not JSON, without the field, not UTF-8"),
+        REAL,
+    ] = 0.0
+    shard_tokens: Annotated[int, Field(ge=1, le=MOST, description="tokens in one shard file"), WHOLE] = 100_000_000
+
+
+class ModelConfig(Section):
+    """The Llama-family Transformer, in the key names of Hugging Face."""
+
+    hidden_size: Annotated[int, Field(ge=2, le=1_000_000, description="width of the residual stream"), WHOLE] = 192
+    intermediate_size: Annotated[
+        int, Field(ge=1, le=10_000_000, description="width of the feed-forward layer"), WHOLE
+    ] = 512
+    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000, description="layers"), WHOLE] = 6
+    num_attention_heads: Annotated[int, Field(ge=1, le=10_000, description="attention heads"), WHOLE] = 6
+    num_key_value_heads: Annotated[
+        int | None,
+        Field(ge=1, le=10_000, description="key/value heads (grouped-query attention); null: num_attention_heads"),
+        WHOLE,
+    ] = None
+    rope_theta: Annotated[float, Field(ge=1, le=1e12, description="base of the rotary embedding"), REAL] = 10_000.0
+    rms_norm_eps: Annotated[float, Field(gt=0, le=0.1, description="epsilon of the norms"), REAL] = 1e-5
+    tie_word_embeddings: Annotated[bool, Field(description="use the embedding as the output head")] = True
+    qk_norm: Annotated[bool, Field(description="normalize queries and keys (Qwen3)")] = False
+
+    @property
+    def kv_heads(self) -> int:
+        """Return the number of key/value heads, given or not."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+
+class PretrainConfig(StageSection):
+    """Training."""
+
+    nproc_per_node: Annotated[int, Field(ge=1, le=1024, description="ranks on one node, one per GPU"), WHOLE] = 1
+    max_steps: Annotated[int, Field(ge=1, le=MOST, description="optimizer steps in all"), WHOLE] = 1000
+    global_batch_size: Annotated[
+        int, Field(ge=1, le=MOST, description="sequences per optimizer step, over all ranks"), WHOLE
+    ] = 16
+    micro_batch_size: Annotated[
+        int | None,
+        Field(ge=1, le=MOST, description="sequences per rank and forward pass; null: all of a rank's share"),
+        WHOLE,
+    ] = None
+    sequence_length: Annotated[int, Field(ge=2, le=10_000_000, description="tokens in one sequence"), WHOLE] = 512
+    optimizer: Annotated[
+        Literal["muon", "adamw"], Field(description="muon: Muon for matrices inside layers, AdamW for the rest")
+    ] = "muon"
+    learning_rate: Annotated[float, Field(gt=0, le=100, description="peak learning rate of AdamW"), REAL] = 3e-3
+    muon_learning_rate: Annotated[float, Field(gt=0, le=100, description="peak learning rate of Muon"), REAL] = 2e-2
+    muon_momentum: Annotated[float, Field(ge=0, lt=1, description="momentum of Muon"), REAL] = 0.95
+    weight_decay: Annotated[float, Field(ge=0, le=10, description="decoupled weight decay"), REAL] = 0.1
+    betas: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1), REAL], Annotated[float, Field(ge=0, lt=1), REAL]],
+        Field(strict=False, description="AdamW's betas"),
+        BeforeValidator(_betas),
+    ] = (0.9, 0.95)
+    grad_clip: Annotated[float, Field(ge=0, le=1e6, description="largest norm of the gradient; 0: off"), REAL] = 1.0
+    warmup_steps: Annotated[
+        int, Field(ge=0, le=MOST, description="steps in which the learning rate rises from 0"), WHOLE
+    ] = 50
+    schedule: Annotated[
+        Literal["wsd", "cosine", "linear", "constant"], Field(description="learning rate after the warm-up")
+    ] = "wsd"
+    decay_fraction: Annotated[
+        float, Field(gt=0, le=1, description="wsd: share of max_steps in which the learning rate falls"), REAL
+    ] = 0.3
+    min_learning_rate_ratio: Annotated[
+        float, Field(ge=0, le=1, description="learning rate at the end, as a share of the peak"), REAL
+    ] = 0.0
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"], Field(description="of the forward pass; auto: bf16 where the GPU has it")
+    ] = "auto"
+    compile: Annotated[
+        Literal["auto"] | bool,
+        Field(description="torch.compile; true: an error without a C compiler, auto: a warning"),
+        BeforeValidator(_compile),
+    ] = "auto"
+    save_interval: Annotated[int, Field(ge=1, le=MOST, description="steps between checkpoints"), WHOLE] = 250
+    log_interval: Annotated[int, Field(ge=1, le=MOST, description="steps between lines of metrics"), WHOLE] = 10
+    keep_last: Annotated[
+        int, Field(ge=1, le=1_000_000, description="newest checkpoints to keep; the first is always kept"), WHOLE
+    ] = 3
+
+
+class EvaluateConfig(StageSection):
+    """Scores of the checkpoints on the validation text."""
+
+    checkpoints: Annotated[
+        list[Literal["first", "last", "all"]],
+        Field(description="which checkpoints are scored; a list of first, last, all"),
+        BeforeValidator(_one_or_more, json_schema_input_type=str | list[Literal["first", "last", "all"]]),
+    ] = ["first", "last"]
+    stride: Annotated[
+        int | None,
+        Field(ge=1, le=10_000_000, description="tokens scored per window; null: half of pretrain.sequence_length"),
+        WHOLE,
+    ] = None
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000, description="windows per forward pass"), WHOLE] = 16
+
+
+class InferenceConfig(StageSection):
+    """Text sampled from the last checkpoint."""
+
+    prompts: Annotated[
+        list[Annotated[str, BeforeValidator(_prompt)]],
+        Field(description="texts for the model to go on from"),
+        BeforeValidator(_one_or_more, json_schema_input_type=str | list[str]),
+    ] = ["def "]
+    max_new_tokens: Annotated[int, Field(ge=1, le=10_000_000, description="tokens to sample per prompt"), WHOLE] = 128
+    temperature: Annotated[
+        float, Field(ge=0, le=100, description="0: always the likeliest token; 1: the model's own probabilities"), REAL
+    ] = 0.8
+    top_k: Annotated[
+        int | None, Field(ge=1, le=1_000_000, description="sample from the k likeliest tokens; null: from all"), WHOLE
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Field(gt=0, le=1, description="sample from the likeliest tokens that make up this probability; null: from all"),
+        REAL,
+    ] = None
+    seed: Annotated[int, SEED, WHOLE] = 0
+
+
+class Config(Section):
+    """One Run of the whole chain."""
+
+    name: Annotated[
+        str,
+        Field(description="name of the Run and its folder: 1 to 64 letters, digits, `.`, `_`, `-`"),
+        BeforeValidator(_name),
+    ]
+    seed: Annotated[int, SEED, WHOLE] = 1
+    runs_dir: Annotated[str, Field(description="folder of all Runs; relative: inside the project"), LINE] = "runs"
+    threads: Annotated[
+        int | None, Field(ge=1, le=4096, description="CPU threads per rank; null: cores / ranks"), WHOLE
+    ] = None
+    data: Annotated[
+        list[DataSource],
+        Field(description="where the text comes from: one source or a list of them"),
+        BeforeValidator(_sources, json_schema_input_type=str | DataSource | list[str | DataSource]),
+    ] = [DataSource(path=STDLIB)]
+    tokenize: TokenizeConfig = TokenizeConfig()
+    model: ModelConfig = ModelConfig()
+    pretrain: PretrainConfig = PretrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    inference: InferenceConfig = InferenceConfig()

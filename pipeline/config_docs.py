@@ -1,0 +1,118 @@
+"""The config's JSON Schema for editors, and its reference for people: both come from the sections themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pipeline.config import Config, DataSource
+from pipeline.config_errors import choices_of, example_of, range_of
+from pipeline.config_hints import section_in
+from pipeline.yaml12_dump import dump_scalar
+
+INTRODUCTION = """\
+# Config reference
+
+<!-- Written by pipeline/config_docs.py. Change the descriptions in pipeline/config.py, then write this file again:
+     python -c 'from pipeline.config_docs import config_reference as r; print(r(), end="")' > docs/config.md -->
+
+A config is one YAML file. Only `name` has no default:
+
+```yaml
+name: my-model
+data: /data/text/*.jsonl
+pretrain:
+  max_steps: 20000
+  learning_rate: 3e-3
+  time: 12:00:00
+```
+
+Each key can also be set on the command line, as `key.path=value`: `pretrain.max_steps=100`, `data='[a.txt, b.txt]'`.
+What stands there wins over the file, and a later one wins over an earlier one.
+
+**How values are read.** By YAML 1.2: `1e-4` is a number, `no` is a word, `12:00:00` is a time. `true`, `null` and
+numbers are not text: put quotes around them where text is meant (`name: "007"`). Unknown keys, keys written twice,
+tags, anchors and aliases are mistakes. All mistakes of a file are shown at once, before anything is submitted.
+
+**Paths.** In `data` and `tokenize.tokenizer` a relative path means the folder in which the command is typed. `~`,
+`~user`, `$NAME` and `${NAME}` are filled in, and `$$` is a dollar sign; a variable that is not set is a mistake.
+
+**Changing an existing Run.** These keys may change: each `time`, `threads`, `runs_dir`, `pretrain.nproc_per_node`,
+`pretrain.micro_batch_size`, `pretrain.log_interval`, `pretrain.save_interval`, `pretrain.keep_last`, and
+`pretrain.max_steps` upward. All others need a new `name`.
+"""
+
+DATA = """
+One source, or a list of them. A source is a text or a mapping of the keys below:
+
+```yaml
+data: python-stdlib                  # the Python files of the standard library: no download
+data: /data/text/**/*.jsonl.zst      # a file, a glob or a folder
+data: hf:owner/name                  # a dataset on the Hugging Face hub
+data:
+  - path: ~/books
+  - {dataset: owner/name, config: en, split: train, text_field: content}
+```
+
+A path that exists is taken as it is; only then is it a glob. Exactly one of `path` and `dataset` is needed.
+"""
+
+
+def config_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a config file."""
+    schema = Config.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def config_reference() -> str:
+    """Return docs/config.md: a table of key, type, default and meaning for the top level and for each section."""
+    return "\n".join([INTRODUCTION, *_table("Top level", Config, ""), *_sections()]) + "\n"
+
+
+def _sections() -> Iterator[str]:
+    for name, field in Config.model_fields.items():
+        section = section_in(field.annotation)
+        if section is not None:
+            text = DATA if section is DataSource else f"\n{section.__doc__}\n"
+            yield from _table(f"`{name}`", section, text)
+
+
+def _table(title: str, section: type[BaseModel], text: str) -> Iterator[str]:
+    yield f"## {title}\n{text}"
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, field in section.model_fields.items():
+        inner = section_in(field.annotation)
+        if inner in (None, DataSource):
+            cells = (f"`{name}`", _type(field), _default(field), field.description or "")
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    yield ""
+
+
+def _type(field: FieldInfo) -> str:
+    annotation = field.annotation
+    words = choices_of(annotation)
+    text = str(annotation)
+    if section_in(annotation):
+        return "text, mapping or list"
+    if "tuple" in text:
+        return "two numbers"
+    if words:
+        words += ["true", "false"] if "bool" in text else []
+        return ("list of " if "list" in text else "") + ", ".join(f"`{word}`" for word in words)
+    kinds = {"bool": "`true` or `false`", "int": "whole number", "float": "number"}
+    kind = next((kind for name, kind in kinds.items() if name in text), "text")
+    kind = "list of texts, or text" if "list" in text else kind
+    bounds = range_of(field)
+    return f"{kind}, {bounds}" if bounds else kind
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "none: required"
+    if isinstance(field.default, list | tuple):
+        return f"`{example_of(field)}`"
+    return f"`{dump_scalar(field.default)}`"

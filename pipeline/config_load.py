@@ -1,0 +1,225 @@
+"""From a YAML file and overrides to a Config, and back."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from pipeline.config import STDLIB, Config, DataSource
+from pipeline.config_errors import ConfigError, Mistake, dotted, explain
+from pipeline.config_hints import section_at
+from pipeline.config_paths import resolve_paths
+from pipeline.config_rules import broken_rules
+from pipeline.yaml12 import Document, KeyPath, Place, YamlError, load_document, parse_document, shown
+from pipeline.yaml12_dump import dump
+
+KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
+
+
+def load_config(path: Path, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Config:
+    """Read the config at `path`, set the `key.path=value` overrides, and check all of it.
+
+    Relative paths in `data` and `tokenize.tokenizer` mean `folder`, by default the current one; they come back
+    absolute. A relative `runs_dir` stays relative. Raises ConfigError with all mistakes at once, or YamlError.
+    """
+    document = load_document(path)
+    mistakes = [*_apply(document, overrides)]
+    checked = _check(document)
+    config = checked.config
+    mistakes += checked.mistakes
+    if config is not None:
+        config, problems = resolve_paths(config, (folder or Path.cwd()).absolute())
+        mistakes += [_at(document, key, problem) for key, problem in problems]
+    if mistakes or config is None:
+        raise ConfigError(document.source, mistakes)
+    return config
+
+
+def load_run_config(path: Path) -> Config:
+    """Read a Run's own config.yaml, which `dump_config` wrote: nothing is expanded or looked for on disk."""
+    document = load_document(path)
+    config, mistakes = _check(document)
+    if mistakes or config is None:
+        raise ConfigError(document.source, mistakes)
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """Write `config` as YAML with every key spelt out; it loads back to an equal Config."""
+    value = config.model_dump()
+    value["data"] = [{key: item for key, item in source.items() if item is not None} for source in value["data"]]
+    return dump(value)
+
+
+def _at(document: Document, path: KeyPath, problem: str) -> Mistake:
+    return Mistake(document.place(path), dotted(document.written(path)), problem)
+
+
+# Overrides
+
+
+def _apply(document: Document, overrides: Sequence[str]) -> Iterator[Mistake]:
+    """Set each override in the document; a later one wins. Yield the mistakes."""
+    for order, text in enumerate(overrides, start=1):
+        place = Place(f"override {shown(text)}", order=order)
+        key, equals, value = text.partition("=")
+        path: KeyPath = tuple(key.split("."))
+        problem = _misspelt(key, equals, value) or _not_settable(document.data, path)
+        if problem:
+            yield Mistake(place, key if KEY.fullmatch(key) else "", problem)
+            continue
+        try:
+            _set(document, path, place, parse_document(value, place.source, order=order))
+        except YamlError as error:
+            yield Mistake(place, key, error.problem)
+
+
+def _misspelt(key: str, equals: str, value: str) -> str | None:
+    if key.startswith("-"):
+        return "an override is written without dashes: key.path=value"
+    if not equals:
+        return "has no `=`; write key.path=value, for example pretrain.max_steps=100"
+    if not KEY.fullmatch(key):
+        return "has no key before the `=`; write key.path=value, for example pretrain.max_steps=100"
+    if not value.strip():
+        return "has no value; write one after the `=`, null for none, or '\"\"' for empty text"
+    return None
+
+
+def _not_settable(data: dict[str, Any], path: KeyPath) -> str | None:
+    """Say why nothing can be set at `path`: it is a section, or lies in something that is none."""
+    section = section_at(Config, path)
+    if section is not None and section is not DataSource:
+        return f"is a section; set its keys, for example {path[-1]}.{next(iter(section.model_fields))}=…"
+    inner: Any = data
+    for number, part in enumerate(path[:-1], start=1):
+        inner = inner.get(part)
+        if inner is None:
+            return None
+        if not isinstance(inner, dict):
+            kind = "a list" if isinstance(inner, list) else "a single value"
+            whole = dotted(path[:number])
+            return f"{whole} is {kind} in the file, so no key can be set in it; give all of it: {whole}=…"
+    return None
+
+
+def _set(document: Document, path: KeyPath, place: Place, new: Document) -> None:
+    inner = document.data
+    for number, part in enumerate(path[:-1], start=1):
+        if inner.get(part) is None:
+            inner[part] = {}
+            document.places[path[:number]] = place
+        inner = inner[part]
+    inner[path[-1]] = new.data
+    for records in (document.places, document.raw):
+        for old in [old for old in records if old[: len(path)] == path]:
+            del records[old]
+    document.places.update({(*path, *inside): place for inside in new.places})
+    document.raw.update({(*path, *inside): raw for inside, raw in new.raw.items()})
+
+
+# Checks
+
+
+class Checked(NamedTuple):
+    """A Config in which invalid keys have their defaults (None where even that fails), and all mistakes."""
+
+    config: Config | None
+    mistakes: list[Mistake]
+
+
+def _check(document: Document) -> Checked:
+    """Check single keys, then the rules between those that are valid."""
+    try:
+        config, mistakes, invalid = Config.model_validate(document.data), [], set()
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        mistakes = [explain(Config, detail, document) for detail in details]
+        invalid = {".".join(_named(detail["loc"])) for detail in details} | {m.also for m in mistakes if m.also}
+        data = _without(document.data, [detail["loc"] for detail in details])
+        try:
+            config = Config.model_validate(data)
+        except ValidationError:
+            return Checked(None, mistakes)
+    for rule, problem in broken_rules(config, invalid):
+        paths = [tuple(key.split(".")) for key in rule.keys]
+        written = [path for path in paths if path in document.places] or paths
+        # An override is what was changed last, so that is where the mistake is.
+        path = max(written, key=lambda path: document.place(path).order)
+        mistakes.append(Mistake(document.place(path), dotted(path), problem))
+    return Checked(config, mistakes)
+
+
+def _named(path: KeyPath) -> list[str]:
+    """Return the keys of `path` down to the first list."""
+    return [part for part in takewhile(lambda part: isinstance(part, str), path) if isinstance(part, str)]
+
+
+def _without(data: dict[str, Any], paths: Sequence[KeyPath]) -> dict[str, Any]:
+    """Return a copy of `data` without what is invalid, so that the rest can be checked as well."""
+    data = copy.deepcopy(data)
+    for path in paths:
+        if path == ("name",):
+            data["name"] = "unnamed"
+        elif path[0] == "data" and len(path) > 1 and isinstance(data.get("data"), list):
+            data["data"][path[1]] = STDLIB
+        else:
+            _remove(data, _named(path))
+    return data
+
+
+def _remove(data: dict[str, Any], names: list[str]) -> None:
+    inner: Any = data
+    for name in names[:-1]:
+        inner = inner.get(name) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        inner.pop(names[-1], None)
+
+
+# Changes of an existing Run
+
+FREE_KEYS = {"threads", "runs_dir", "pretrain.micro_batch_size"} | {
+    f"pretrain.{key}" for key in ("log_interval", "save_interval", "keep_last")
+}
+
+
+class Difference(NamedTuple):
+    """A key that has another value than in the Run, and whether the Run can go on with it."""
+
+    key: str
+    old: Any
+    new: Any
+    allowed: bool
+
+
+def config_differences(old: Config, new: Config) -> list[Difference]:
+    """List the keys in which `new` differs from the Config that a Run was made with."""
+    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    return [
+        Difference(key, before[key], after[key], _allowed(key, before[key], after[key]))
+        for key in after
+        if before[key] != after[key]
+    ]
+
+
+def _allowed(key: str, old: Any, new: Any) -> bool:
+    if key == "pretrain.max_steps":  # downward, checkpoints would lie beyond the end
+        return bool(new > old)
+    return key in FREE_KEYS or key.endswith((".time", ".nproc_per_node"))
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Write sections as dotted keys; a list is one value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat.update({f"{name}.{key}": item for key, item in value.items()})
+        else:
+            flat[name] = value
+    return flat

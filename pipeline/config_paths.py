@@ -1,0 +1,151 @@
+"""The paths in a config: `~` and variables expanded, made absolute, and looked at before anything is submitted."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.config import HUB, STDLIB, Config, DataSource, has_control_characters
+from pipeline.yaml12 import KeyPath, shown
+
+VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})?")
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+FILE_TYPES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".gz", ".zst", ".csv", ".py", ".model"}
+
+Problem = tuple[KeyPath, str]
+
+
+class PathError(ValueError):
+    """A path that cannot be used; says why and what to do."""
+
+
+def resolve_paths(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
+    """Return the Config with paths as they are on this machine, and what is wrong with those left as they were."""
+    problems: list[Problem] = []
+
+    def attempt(path: KeyPath, text: str, find: Callable[[str], str]) -> str:
+        try:
+            return find(text)
+        except PathError as error:
+            problems.append((path, f"{shown(text)} {error}"))
+            return text
+
+    def source(number: int, old: DataSource) -> DataSource:
+        if old.path is not None:
+            new = attempt(("data", number, "path"), old.path, lambda text: find_text(text, folder))
+            return old.model_copy(update={"path": new})
+        new = attempt(("data", number, "dataset"), old.dataset or "", lambda text: find_dataset(text, folder))
+        return old.model_copy(update={"dataset": new})
+
+    data = [source(number, old) for number, old in enumerate(config.data)]
+    tokenize, tokenizer = config.tokenize, config.tokenize.tokenizer
+    if tokenizer is not None:
+        new = attempt(("tokenize", "tokenizer"), tokenizer, lambda text: find_file(text, folder))
+        tokenize = tokenize.model_copy(update={"tokenizer": new})
+    runs_dir = attempt(("runs_dir",), config.runs_dir, expand)  # relative: the caller's matter
+    return config.model_copy(update={"data": data, "tokenize": tokenize, "runs_dir": runs_dir}), problems
+
+
+def expand(text: str) -> str:
+    """Replace a leading `~` or `~user`, and `$NAME` and `${NAME}` anywhere; `$$` is a dollar sign."""
+    home, slash, rest = text.partition("/")
+    if home.startswith("~"):
+        home = os.path.expanduser(home)
+        if not os.path.isabs(home):
+            raise PathError("begins with ~, but there is no such home folder here; write the whole path")
+    else:
+        home = VARIABLE.sub(_value, home)
+    path = home + slash + VARIABLE.sub(_value, rest)
+    if has_control_characters(path):
+        raise PathError("holds control characters or broken UTF-8 once its variables are filled in; mend them")
+    return path
+
+
+def _value(match: re.Match[str]) -> str:
+    if match[1]:
+        return "$"
+    name = match[2] or match[3]
+    if name is None:
+        raise PathError("has a $ that begins no variable; write $NAME or ${NAME}, or $$ for a dollar sign")
+    value = os.environ.get(name, "")
+    if not value:  # an empty one would make /data of $ROOT/data
+        raise PathError(f"uses the variable {name}, which is not set; set it, or write the whole path")
+    return value
+
+
+def find_text(text: str, folder: Path) -> str:
+    """Return the absolute path of a file or folder, or an absolute glob that matches something."""
+    if text == STDLIB:
+        return text
+    if text.startswith(HUB):
+        raise PathError(f"is a dataset, not a path; write `dataset: {text.removeprefix(HUB)}`")
+    if URL.match(text):
+        raise PathError("is a URL, which is not read; download it, or for a dataset on the hub write hf:owner/name")
+    expanded = expand(text)
+    path = folder / expanded
+    if _look(path) is not None:
+        return str(path)
+    if not glob.has_magic(expanded):
+        advice = f"for a dataset on the Hugging Face hub write {HUB}{text}" if _could_be_hub(text) else "mend the path"
+        raise PathError(f"is not there: no file or folder {path}; {advice}")
+    pattern = expanded if os.path.isabs(expanded) else os.path.join(glob.escape(str(folder)), expanded)
+    try:
+        first = next(glob.iglob(pattern, recursive=True), None)
+    except (OSError, ValueError, re.error, RecursionError) as error:
+        raise PathError(f"cannot be searched: {error}; mend the pattern") from None
+    if first is None:
+        raise PathError(f"matches no file: {pattern}; mend the pattern, or put the files there")
+    return pattern
+
+
+def _could_be_hub(text: str) -> bool:
+    return "/" in text and HUB_NAME.fullmatch(text) is not None and Path(text).suffix not in FILE_TYPES
+
+
+def find_dataset(text: str, folder: Path) -> str:
+    """Return a dataset's name on the hub as it is, and a folder (which begins with one of . / ~ $) absolute."""
+    if text[:1] not in (".", "/", "~", "$"):
+        if HUB_NAME.fullmatch(text):
+            return text
+        raise PathError("is not a dataset on the hub; write owner/name, or ./ before the name of a folder")
+    path = folder / expand(text)
+    kind = _look(path)
+    if kind is None:
+        raise PathError(f"is not there: no folder {path}; mend the path")
+    if kind != "folder":
+        raise PathError("is a file, not a folder of a dataset; write it as `path`")
+    return str(path)
+
+
+def find_file(text: str, folder: Path) -> str:
+    """Return the absolute path of a file that must be there."""
+    path = folder / expand(text)
+    kind = _look(path)
+    if kind is None:
+        raise PathError(f"is not there: no file {path}; mend the path")
+    if kind != "file":
+        raise PathError("is a folder, and a file is needed; name a file in it")
+    return str(path)
+
+
+def _look(path: Path) -> str | None:
+    """Return `file`, `folder` or, where nothing is there, None; PathError for what cannot be read."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise PathError("is a link to something that is not there; mend the link") from None
+        return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PathError(f"cannot be looked at: {reason}; mend the path or its permissions") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise PathError("is neither a file nor a folder; save its text to a file first")
+    if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
+        raise PathError("may not be read by you; ask for permission, or mend it with chmod")
+    return "folder" if stat.S_ISDIR(mode) else "file"

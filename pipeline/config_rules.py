@@ -1,0 +1,136 @@
+"""Rules between the keys of a Config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from pipeline.config import Config
+
+
+class Rule(NamedTuple):
+    """`check` is asked only where all `keys` are valid; it returns what is wrong and what to do, or None.
+
+    The first of the keys that the user wrote is where the mistake is shown.
+    """
+
+    keys: tuple[str, ...]
+    check: Callable[[Config], str | None]
+
+
+def fitting(value: int, unit: int) -> str:
+    """Name the multiples of `unit` next to `value`."""
+    below, above = value // unit * unit, -(-value // unit) * unit
+    return f"{below} or {above}" if below else f"{above}"
+
+
+def batch_problem(global_batch_size: int, ranks: int, micro_batch_size: int | None) -> str | None:
+    """Say why a global batch cannot be shared out evenly over `ranks` (all nodes together), or return None."""
+    unit = ranks * (micro_batch_size or 1)
+    if global_batch_size % unit == 0:
+        return None
+    micro = "" if micro_batch_size is None else f" x micro_batch_size {micro_batch_size} = {unit}"
+    return (
+        f"{global_batch_size} sequences cannot be shared out evenly over {ranks} ranks{micro}; "
+        f"set global_batch_size to {fitting(global_batch_size, unit)}"
+    )
+
+
+def _batch(config: Config) -> str | None:
+    pretrain = config.pretrain
+    return batch_problem(pretrain.global_batch_size, pretrain.nproc_per_node, pretrain.micro_batch_size)
+
+
+def _heads(config: Config) -> str | None:
+    width, heads = config.model.hidden_size, config.model.num_attention_heads
+    if width % heads:
+        return (
+            f"hidden_size {width} is not a multiple of num_attention_heads {heads}; "
+            f"set hidden_size to {fitting(width, 2 * heads)}"
+        )
+    if width // heads % 2:
+        return (
+            f"hidden_size {width} / num_attention_heads {heads} = {width // heads}, but the size of a head "
+            f"must be even (rotary embedding works on pairs); set hidden_size to {fitting(width, 2 * heads)}"
+        )
+    return None
+
+
+def _key_value_heads(config: Config) -> str | None:
+    heads, shared = config.model.num_attention_heads, config.model.kv_heads
+    if heads % shared == 0:
+        return None
+    divisors = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+    return (
+        f"num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}; "
+        f"set num_key_value_heads to one of {divisors}"
+    )
+
+
+def _warmup(config: Config) -> str | None:
+    warmup, steps = config.pretrain.warmup_steps, config.pretrain.max_steps
+    if warmup <= steps:
+        return None
+    return f"warmup_steps {warmup} is more than max_steps {steps}; set warmup_steps to {steps} or less"
+
+
+def _decay(config: Config) -> str | None:
+    pretrain = config.pretrain
+    decay = round(pretrain.decay_fraction * pretrain.max_steps)
+    room = pretrain.max_steps - pretrain.warmup_steps
+    if pretrain.schedule != "wsd" or room < 0 or decay <= room:
+        return None
+    return (
+        f"schedule wsd: warmup_steps {pretrain.warmup_steps} and a decay of {decay} steps "
+        f"(decay_fraction {pretrain.decay_fraction} x max_steps {pretrain.max_steps}) do not fit into max_steps; "
+        f"set warmup_steps to {pretrain.max_steps - decay} or less, or lower decay_fraction"
+    )
+
+
+def _new_tokens(config: Config) -> str | None:
+    tokens, length = config.inference.max_new_tokens, config.pretrain.sequence_length
+    if tokens + 1 <= length:
+        return None
+    return (
+        f"max_new_tokens {tokens} and at least one token of prompt are more than pretrain.sequence_length {length}; "
+        f"set max_new_tokens to {length - 1} or less"
+    )
+
+
+def _stride(config: Config) -> str | None:
+    stride, length = config.evaluate.stride, config.pretrain.sequence_length
+    if stride is None or stride <= length:
+        return None
+    return f"stride {stride} is more than pretrain.sequence_length {length}; set stride to {length} or less"
+
+
+def _top_k(config: Config) -> str | None:
+    top_k, vocabulary = config.inference.top_k, config.tokenize.vocab_size
+    if top_k is None or top_k <= vocabulary or config.tokenize.tokenizer is not None:  # that file has its own size
+        return None
+    return f"top_k {top_k} is more than tokenize.vocab_size {vocabulary}; set top_k to {vocabulary} or less"
+
+
+RULES = [
+    Rule(("pretrain.global_batch_size", "pretrain.micro_batch_size", "pretrain.nproc_per_node"), _batch),
+    Rule(("model.hidden_size", "model.num_attention_heads"), _heads),
+    Rule(("model.num_key_value_heads", "model.num_attention_heads"), _key_value_heads),
+    Rule(("pretrain.warmup_steps", "pretrain.max_steps"), _warmup),
+    Rule(
+        ("pretrain.warmup_steps", "pretrain.decay_fraction", "pretrain.max_steps", "pretrain.schedule"),
+        _decay,
+    ),
+    Rule(("inference.max_new_tokens", "pretrain.sequence_length"), _new_tokens),
+    Rule(("evaluate.stride", "pretrain.sequence_length"), _stride),
+    Rule(("inference.top_k", "tokenize.vocab_size", "tokenize.tokenizer"), _top_k),
+]
+
+
+def broken_rules(config: Config, invalid: set[str]) -> Iterator[tuple[Rule, str]]:
+    """Yield each rule that `config` breaks, with the problem; rules on `invalid` keys (or sections) are left out."""
+    for rule in RULES:
+        sections = {key.split(".")[0] for key in rule.keys}
+        if invalid.isdisjoint(rule.keys) and invalid.isdisjoint(sections):
+            problem = rule.check(config)
+            if problem is not None:
+                yield rule, problem

@@ -1,0 +1,34 @@
+"""Command lines for a person to copy: each works as printed, from the folder it was printed in."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def shown(path: Path | str) -> str:
+    """Return `path` relative to the current folder where that is shorter, else as it is."""
+    text = os.fspath(path)
+    try:
+        relative = os.path.relpath(text)
+    except (ValueError, OSError):  # the current folder is gone
+        return text
+    return relative if len(relative) < len(text) else text
+
+
+def _python() -> str:
+    """Name this interpreter in the shortest way that a shell here understands."""
+    for word in ("python", "python3"):
+        # Compared unresolved: in a virtual environment the link, not its target, knows the packages.
+        if shutil.which(word) == sys.executable:
+            return word
+    return shown(sys.executable)
+
+
+def command(*words: Path | str) -> str:
+    """Return the shell line `PYTHON -m pipeline WORDS`; paths among the words are shortened like the interpreter's."""
+    texts = [shown(word) if isinstance(word, Path) else word for word in words]
+    return shlex.join([_python(), "-m", "pipeline", *texts])

@@ -1,0 +1,238 @@
+"""Train and use SentencePiece models whose decode(encode(text)) is the text, byte for byte.
+
+The one exception is U+2581 (▁), SentencePiece's own sign for a blank: it decodes to a blank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+from numpy.typing import NDArray
+
+from pipeline.config import TokenizeConfig
+from pipeline.errors import NotReadyError, UserError
+from pipeline.files import atomic_path
+
+TRAINER_OPTIONS: dict[str, Any] = {
+    # exactness: what goes in comes out
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    "byte_fallback": True,  # every byte has a piece, so nothing is ever unknown
+    # what pieces may look like: line ends and indentation are most of source code
+    "allow_whitespace_only_pieces": True,
+    "split_by_whitespace": True,
+    "split_by_unicode_script": True,
+    "split_by_number": True,
+    "split_digits": False,
+    "max_sentencepiece_length": 16,
+    "character_coverage": 0.9995,  # rarer characters are left to the byte pieces
+    # special tokens: only these two
+    "unk_id": 0,
+    "eos_id": 1,
+    "bos_id": -1,
+    "pad_id": -1,
+    # the same model every time, on every machine: unigram adds floats in the order of the threads
+    "num_threads": 4,
+    "shuffle_input_sentence": False,
+    "input_sentence_size": 0,
+    # longer sentences would be left out silently; ours are cut well below it
+    "max_sentence_length": 4 * 4096,
+    "hard_vocab_limit": True,
+    "minloglevel": 2,
+}
+PASSAGE_BYTES = 4096
+"""Training text is sampled in passages of at most this many bytes."""
+
+_UNTRAINABLE = re.compile(rb"\0|\xe2\x96\x85")
+"""NUL and U+2585: the trainer silently leaves out a whole sentence that holds one, so sentences are cut there."""
+
+_PROBE = "  a\tb\r\n\n cﬁ Ⅷ \ufeff\0 \U0001f600 </s>"
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What the tokenizer was trained on."""
+
+    documents: int
+    bytes_used: int
+    documents_cut: int  # longer than PASSAGE_BYTES
+
+    def __str__(self) -> str:
+        return f"{self.documents:,} documents, {self.bytes_used:,} bytes used, {self.documents_cut:,} cut"
+
+
+class Sample:
+    """Keep an evenly spread sample of at most `limit` bytes of passages, whatever the order they come in.
+
+    Every passage has a number drawn from its document's hash; those with the lowest numbers stay (bottom-k sampling,
+    Cohen and Kaplan 2007). One pass and `limit` bytes of memory do, exact duplicates count once, and samples of parts
+    of a corpus merge into that of the whole.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+        self._passages: dict[int, bytes] = {}
+        self._heap: list[int] = []  # negated: the highest number is the first to go
+
+    def add(self, text: bytes) -> bool:
+        """Offer one document (UTF-8); return whether it had to be cut."""
+        digest = hashlib.sha256(text).digest()
+        number = -1
+        for number, passage in enumerate(cut_text(text, PASSAGE_BYTES)):
+            draw = hashlib.blake2b(digest + number.to_bytes(8, "big"), digest_size=8).digest()
+            self._offer(int.from_bytes(draw, "big"), passage)
+        return number > 0
+
+    def _offer(self, draw: int, passage: bytes) -> None:
+        if draw in self._passages or (self.size >= self.limit and draw > -self._heap[0]):
+            return
+        self._passages[draw] = passage
+        heapq.heappush(self._heap, -draw)
+        self.size += len(passage)
+        while self.size > self.limit:
+            self.size -= len(self._passages.pop(-heapq.heappop(self._heap)))
+
+    def passages(self) -> Iterator[bytes]:
+        """Give the passages in the order of their numbers, which is the same whatever order they came in."""
+        for draw in sorted(self._passages):
+            yield from (part for part in _UNTRAINABLE.split(self._passages[draw]) if part.strip())
+
+
+def cut_text(text: bytes, limit: int) -> Iterator[bytes]:
+    """Cut UTF-8 text into parts of at most `limit` bytes, after a line end, else before a blank, else anywhere
+    between two characters.
+    """
+    start = 0
+    while len(text) - start > limit:
+        end = text.rfind(b"\n", start, start + limit) + 1
+        if end <= start:
+            end = text.rfind(b" ", start + 1, start + limit)
+        if end <= start:
+            end = start + limit
+            while text[end] & 0xC0 == 0x80:  # a continuation byte: inside a character
+                end -= 1
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def train_tokenizer(texts: Iterable[bytes], config: TokenizeConfig, path: Path) -> TrainingReport:
+    """Train a model on a sample of at most `config.training_bytes` of `texts` (UTF-8) and write it to `path`.
+
+    The same texts, in any order, give the same file. Raises UserError where there is no usable text, or too little or
+    too varied text for `config.vocab_size`.
+    """
+    sample = Sample(config.training_bytes)
+    documents = cut = 0
+    for text in texts:
+        documents += 1
+        cut += sample.add(text)
+    passages = list(sample.passages())
+    if not passages:
+        raise UserError(
+            f"too little data: no usable text to train the tokenizer on ({documents} documents, {sample.size} bytes; "
+            f"tokenize.training_bytes is {config.training_bytes})"
+        )
+    model = _train(passages, config)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(model)
+    return TrainingReport(documents, sum(map(len, passages)), cut)
+
+
+def _train(passages: Sequence[bytes], config: TokenizeConfig) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.set_random_generator_seed(0)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(passages),
+            model_writer=model,
+            vocab_size=config.vocab_size,
+            model_type=config.model_type,
+            **TRAINER_OPTIONS,
+        )
+    except RuntimeError as error:
+        raise UserError(_explain(str(error), config.vocab_size, sum(map(len, passages)))) from error
+    return model.getvalue()
+
+
+def _explain(message: str, vocab_size: int, size: int) -> str:
+    """Say a trainer's complaint in the words of the config."""
+    key = f"tokenize.vocab_size: {vocab_size}"
+    if match := re.search(r"too high .*<= (\d+)", message):
+        return f"{key} is too high: {size:,} bytes of text give at most {match[1]}. Lower it, or give more text"
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return f"{key} is too low: bytes, special tokens and the characters of the text need at least {match[1]}"
+    return f"the tokenizer can't be trained ({key}, {size:,} bytes of text): {message}"
+
+
+class Tokenizer:
+    """Turn text into token ids and back by the SentencePiece model at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        """Load the model. Raises NotReadyError where there is none, UserError where it can't be used."""
+        try:
+            model = path.read_bytes()
+        except FileNotFoundError:
+            raise NotReadyError(f"{path}: no tokenizer here (yet): run tokenize first") from None
+        except OSError as error:
+            raise UserError(f"{path}: can't read the tokenizer: {error.strerror}") from error
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise UserError(f"{path}: not a SentencePiece model") from error
+        self.path = path
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+        self.vocab_size: int = self._processor.vocab_size()
+        self.eos_id: int = self._processor.eos_id()
+        if self.eos_id < 0:
+            raise UserError(f"{path}: this tokenizer has no end-of-document token (</s>), which we need")
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Return the ids (N,) of `text`, without an end-of-document token.
+
+        Special tokens typed in the text are text. Raises UserError for bytes and for a lone surrogate.
+        """
+        if not isinstance(text, str):
+            raise UserError(f"the tokenizer encodes text (str), not {type(text).__name__}: decode it as UTF-8 first")
+        try:
+            return self.encode_documents([text.encode("utf-8")], 1)[0]
+        except UnicodeEncodeError as error:
+            raise UserError(f"not valid Unicode: a lone surrogate at character {error.start}") from None
+
+    def encode_documents(self, texts: list[bytes], threads: int) -> list[NDArray[np.int32]]:
+        """Return the ids (N,) of each text (UTF-8 that was checked); the same whatever the number of threads."""
+        result: list[NDArray[np.int32]] = self._processor.encode(texts, num_threads=threads, return_type="numpy")
+        return result
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
+        """Return the text of `ids` (N,); the end-of-document token gives none, cut characters give U+FFFD.
+
+        Raises UserError for an id outside the vocabulary.
+        """
+        array = np.asarray(ids)
+        if array.size == 0:
+            return ""
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise UserError(f"token ids are a row of integers, not {array.dtype} of shape {array.shape}")
+        if array.min() < 0 or array.max() >= self.vocab_size:
+            bad = array[(array < 0) | (array >= self.vocab_size)][0]
+            raise UserError(f"token id {bad} is outside the vocabulary of {self.vocab_size} ids ({self.path})")
+        text: str = self._processor.decode(array.tolist())
+        return text
+
+    def is_exact(self) -> bool:
+        """Say whether a text of hard cases comes back as it was; false for models that normalise."""
+        return self.decode(self.encode(_PROBE)) == _PROBE

@@ -1,0 +1,49 @@
+"""HTML that is escaped by construction: plain text becomes text, only Html stays markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+VOID = ("input",)  # elements without content or end tag
+
+
+class Html(str):
+    """Text that is markup already."""
+
+
+def safe(child: str) -> Html:
+    """Return markup as it is and escape everything else; control characters, which HTML forbids, become visible."""
+    if isinstance(child, Html):
+        return child
+    visible = "".join(char if char >= " " or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in child)
+    return Html(escape(visible))
+
+
+def tag(element: str, *children: str, **attributes: str) -> Html:
+    """Return `<element attributes>children</element>`; `class_` and `data_x` are written class and data-x."""
+    listed = "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"' for name, value in attributes.items())
+    return Html(f"<{element}{listed}>" if element in VOID else f"<{element}{listed}>{join(children)}</{element}>")
+
+
+def join(children: Iterable[str]) -> Html:
+    """Return the children one after another."""
+    return Html("".join(safe(child) for child in children))
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), class_: str = "") -> Html:
+    """Return a table that scrolls by itself on a narrow screen; columns `numbers` are set flush right."""
+
+    def cells(kind: str, row: Sequence[str]) -> Html:
+        parts = [tag(kind, cell, **({"class_": "number"} if at in numbers else {})) for at, cell in enumerate(row)]
+        return tag("tr", *parts)
+
+    head = [tag("thead", cells("th", titles))] if any(titles) else []
+    body = tag("tbody", *[cells("td", row) for row in rows])
+    return tag("div", tag("table", *head, body, class_=class_), class_="scroll")
+
+
+def details(summary: str, *children: str, opened: bool = False) -> Html:
+    """Return a part that the reader may fold."""
+    return tag("details", tag("summary", summary), *children, **({"open": ""} if opened else {}))

@@ -1,0 +1,140 @@
+"""A Run is a folder; this class knows every path in it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import UserError
+from pipeline.files import append_line, read_json
+from pipeline.steps import list_steps, step_name
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of one Run. Nothing else in the package spells a path inside it."""
+
+    root: Path
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """Return the Run at `path`, or say that there is none."""
+        root = path.expanduser().absolute()
+        run = cls(root)
+        if not run.config.is_file():
+            raise UserError(f"{path}: no Run here (no config.yaml in it). Runs are made by: nox -s pretrain")
+        return run
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    # what the user wants and what was planned
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def jobs(self) -> Path:
+        return self.root / "jobs.json"
+
+    @property
+    def record(self) -> Path:
+        """run.json: commit, versions, seed, threads: what a twin of this Run would need."""
+        return self.root / "run.json"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.root / "snapshot"
+
+    def launch(self, stage: str) -> Path:
+        return self.root / "launch" / f"{stage}.env"
+
+    # tokens
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.data / "tokenizer.model"
+
+    @property
+    def index(self) -> Path:
+        return self.data / "index.json"
+
+    # training
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / step_name(step)
+
+    def checkpoint_steps(self) -> list[int]:
+        """List the steps that have a whole checkpoint (its manifest is written last), ascending."""
+        return list_steps(self.checkpoints)
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    # results
+    def scores(self, step: int) -> Path:
+        return self.root / "scores" / step_name(step)
+
+    @property
+    def compressors(self) -> Path:
+        """Bits per byte of gzip, bzip2 and xz on the validation text; no step, so beside them."""
+        return self.root / "scores" / "compressors.json"
+
+    def samples(self, step: int) -> Path:
+        return self.root / "samples" / f"{step_name(step)}.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    # attempts, control, logs
+    def verdict(self, job_id: str, attempt: int) -> Path:
+        return self.root / "attempts" / f"{job_id}.{attempt}.json"
+
+    @property
+    def control(self) -> Path:
+        return self.root / "control"
+
+    @property
+    def stop(self) -> Path:
+        """A person's wish to end the chain; only `resume` removes it."""
+        return self.control / "stop"
+
+    def warned(self, job_id: str, attempt: int) -> Path:
+        """The batch shell's word to one attempt that its time is nearly up."""
+        return self.control / f"warned.{job_id}.{attempt}"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def log(self, stage: str, job_id: str, attempt: int) -> Path:
+        return self.logs / f"{stage}-{job_id}.{attempt}.log"
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Append one line to events.jsonl: {"time", "event", "host", ...details}."""
+        append_line(self.events, {"time": time.time(), "event": kind, "host": socket.gethostname(), **details})
+
+    def read_index(self) -> dict[str, Any] | None:
+        """Return data/index.json, or None before tokenize is complete."""
+        value = read_json(self.index)
+        return value if isinstance(value, dict) else None

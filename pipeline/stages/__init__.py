@@ -1,0 +1,1 @@
+"""The mains: one program per stage, started by sbatch/<stage>.sbatch."""

@@ -1,0 +1,153 @@
+"""Turn a Plan into a Run on disk: folder, config, launch files, a snapshot of the code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__
+from pipeline.config import Config
+from pipeline.config_load import config_differences, dump_config, load_run_config
+from pipeline.errors import UserError
+from pipeline.files import fsync_folder, read_json, write_json, write_text
+from pipeline.plan import Plan
+from pipeline.run import Run
+
+PROJECT = Path(__file__).resolve().parent.parent
+SNAPSHOT_FOLDERS = ("pipeline", "sbatch")
+PACKAGES = ("torch", "sentencepiece", "datasets", "numpy", "pydantic", "pyyaml")
+
+
+def run_of(config: Config) -> Run:
+    """Return the Run that a Config names; a relative runs_dir lies in the project, wherever it is called from."""
+    return Run(PROJECT / config.runs_dir / config.name)
+
+
+def check_config(run: Run, config: Config) -> Config | None:
+    """Return the existing Run's Config, or None for a new Run; refuse one whose meaning has changed."""
+    if not run.config.is_file():
+        if run.root.exists() and any(run.root.iterdir()):
+            raise UserError(f"{run.root}: the folder holds something that is not a Run; take another name: name=...")
+        return None
+    old = load_run_config(run.config)
+    refused = [difference for difference in config_differences(old, config) if not difference.allowed]
+    if refused:
+        changes = "\n".join(f"  {d.key}: {d.old!r} -> {d.new!r}" for d in refused)
+        raise UserError(
+            f"{run.root}: this Run was made with another config. These keys may not change within a Run:\n{changes}\n"
+            f"For a new Run give a new name, for example: name={config.name}-2"
+        )
+    return old
+
+
+def prepare(run: Run, config: Config, plan: Plan) -> None:
+    """Write all that the Jobs read. Each file appears whole; config.yaml, which makes it a Run, comes last."""
+    try:
+        run.root.mkdir(parents=True, exist_ok=True)
+        for folder in (run.control, run.logs, run.root / "attempts", run.root / "launch"):
+            folder.mkdir(exist_ok=True)
+        changed = take_snapshot(run)
+        for name, text in plan.files.items():
+            write_text(run.root / name, text)
+        write_json(run.plan, plan.to_json())
+        if not run.record.is_file():
+            write_json(run.record, describe(config))
+        elif changed:
+            run.event("code changed", **_code())
+        write_text(run.config, dump_config(config))
+    except OSError as error:
+        raise UserError(f"{run.root}: cannot make the Run: {error.strerror or error}") from error
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """Collect what a twin of this Run would need: code, versions, machine, seed."""
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "pipeline": __version__,
+        **_code(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "host": platform.node(),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "seed": config.seed,
+    }
+
+
+def _code() -> dict[str, Any]:
+    git = ["git", "-C", str(PROJECT)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        status = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "code": code_digest(PROJECT)}
+    return {"commit": commit.stdout.strip(), "modified": bool(status.stdout.strip()), "code": code_digest(PROJECT)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _code_files(root: Path) -> list[Path]:
+    return sorted(
+        path
+        for folder in SNAPSHOT_FOLDERS
+        for path in (root / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+    )
+
+
+def code_digest(root: Path) -> str:
+    """Hash the names and bytes of the code in `root`."""
+    digest = hashlib.sha256()
+    for path in _code_files(root):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def take_snapshot(run: Run) -> bool:
+    """Copy the code into the Run, so that a `git pull` changes nothing in it; return whether it was other code before.
+
+    Bash reads a script while it runs it, and a stage imports modules late: neither may see a file change.
+    """
+    if run.snapshot.is_dir() and code_digest(run.snapshot) == code_digest(PROJECT):
+        return False
+    fresh, old = run.root / f".snapshot.{os.getpid()}.tmp", run.root / f".snapshot.{os.getpid()}.old"
+    for leftover in run.root.glob(".snapshot.*"):  # of a killed submit
+        shutil.rmtree(leftover, ignore_errors=True)
+    for path in _code_files(PROJECT):
+        target = fresh / path.relative_to(PROJECT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    existed = run.snapshot.is_dir()
+    if existed:
+        run.snapshot.rename(old)
+    fresh.rename(run.snapshot)
+    fsync_folder(run.root)
+    shutil.rmtree(old, ignore_errors=True)
+    return existed
+
+
+def read_jobs(run: Run) -> dict[str, Any]:
+    """Return jobs.json, or an empty record before anything was submitted."""
+    value = read_json(run.jobs)
+    return value if isinstance(value, dict) else {"jobs": []}

@@ -1,0 +1,68 @@
+"""How an attempt ended, as a file: exit codes get lost on the way through torchrun and srun.
+
+`python -m pipeline.verdict RUN JOB ATTEMPT RC` is how a job script ends: it says why, and exits accordingly.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline import errors
+from pipeline.files import read_json, write_json
+from pipeline.run import Run
+
+COMPLETE, STOPPED, CRASH = "complete", "stopped", "crash"
+
+EXIT_CODES = {
+    COMPLETE: errors.EXIT_DONE,
+    STOPPED: errors.EXIT_STOPPED,
+    "config": errors.EXIT_USAGE,
+    "environment": errors.EXIT_NOT_READY,
+    "storage": errors.EXIT_STORAGE,
+    "diverged": errors.EXIT_DIVERGED,
+    "no_progress": errors.EXIT_NO_PROGRESS,
+    CRASH: errors.EXIT_FAILED,
+}
+OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}
+
+
+def write_verdict(run: Run, job_id: str, attempt: int, stage: str, verdict: str, reason: str, step: int | None) -> None:
+    """Record how attempt `attempt` of a Job ended."""
+    record = {"verdict": verdict, "reason": reason, "stage": stage, "step": step}
+    write_json(run.verdict(job_id, attempt), record | {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()})
+
+
+def read_verdict(run: Run, job_id: str, attempt: int, exit_status: int | None = None) -> dict[str, Any]:
+    """Return the verdict; where no rank could write one, it crashed, whatever its exit status says."""
+    record = read_json(run.verdict(job_id, attempt))
+    if isinstance(record, dict) and record.get("verdict") in EXIT_CODES:
+        return record
+    return {"verdict": CRASH, "reason": _explain(exit_status), "stage": None, "step": None}
+
+
+def _explain(exit_status: int | None) -> str:
+    if exit_status is None:
+        return "the processes are gone and left no verdict"
+    if exit_status == 137:
+        return "killed (SIGKILL); often the machine ran out of memory"
+    if exit_status > 128:
+        return f"killed by signal {exit_status - 128}"
+    return f"ended with status {exit_status} and left no verdict"
+
+
+def main(argv: list[str]) -> int:
+    """Say how the attempt ended and return the job script's exit code."""
+    run, job_id, attempt, exit_status = Run(Path(argv[0])), argv[1], int(argv[2]), int(argv[3])
+    record = read_verdict(run, job_id, attempt, exit_status)
+    if not run.verdict(job_id, attempt).is_file():  # otherwise the stage has said it
+        print(f"{record['verdict']}: {record['reason']}", file=sys.stderr)
+    return EXIT_CODES[record["verdict"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+# shellcheck shell=bash
+# What every job script shares. Sourced from the Run's snapshot, after launch/<stage>.env has said where we are.
+
+# Name this start of the Job: Slurm's ids under Slurm, the local scheduler's ids, or "hand" for a person at a prompt.
+begin() {
+    if [[ $SCHEDULER = slurm ]]; then
+        JOB_ID=$SLURM_JOB_ID ATTEMPT=${SLURM_RESTART_COUNT:-0}
+    else
+        JOB_ID=${PIPELINE_JOB_ID:-hand-$1} ATTEMPT=${PIPELINE_ATTEMPT:-0}
+        if [[ -z ${PIPELINE_ATTEMPT:-} ]]; then
+            while [[ -e $run/attempts/$JOB_ID.$ATTEMPT.json ]]; do ATTEMPT=$((ATTEMPT + 1)); done
+        fi
+    fi
+    export PIPELINE_JOB_ID=$JOB_ID PIPELINE_ATTEMPT=$ATTEMPT
+    child=
+    forward=${2:-}
+    mkdir -p "$run/control" "$run/attempts"
+    # Set before the stage starts, so that a signal in its first second is not lost.
+    trap 'warn TERM' TERM
+    trap 'warn INT' INT
+    trap 'warn USR2' USR2
+}
+
+# Tell this attempt that its time is nearly up. Training reads the file at its next step; the other stages keep
+# nothing in memory that is worth waiting for and take the signal itself (begin's second word).
+warn() {
+    printf '%s\n' "$1" >"$run/control/warned.$JOB_ID.$ATTEMPT"
+    if [[ -n $forward && -n $child ]]; then kill -s "$forward" "$child" 2>/dev/null || true; fi
+}
+
+# Wait for the stage and end with the exit code of its verdict.
+supervise() {
+    local rc
+    child=$1
+    if [[ -n $forward && -e $run/control/warned.$JOB_ID.$ATTEMPT ]]; then kill -s "$forward" "$child" || true; fi
+    while :; do
+        rc=0
+        wait "$child" || rc=$?
+        # wait also returns when a trapped signal comes; the stage may be alive then.
+        kill -0 "$child" 2>/dev/null || break
+    done
+    rm -f "$run/control/warned.$JOB_ID.$ATTEMPT"
+    exec "$PYTHON" -m pipeline.verdict "$run" "$JOB_ID" "$ATTEMPT" "$rc"
+}

@@ -1,0 +1,514 @@
+"""A config is accepted as people mean it, or refused with all of its mistakes at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+import pipeline.config_load as loading
+from pipeline.config import Config, DataSource
+from pipeline.config_docs import config_reference, config_schema
+from pipeline.config_errors import WORDS, ConfigError
+from pipeline.config_hints import ELSEWHERE, section_in
+from pipeline.config_load import config_differences, dump_config, load_config, load_run_config
+from pipeline.errors import UserError
+from pipeline.slurm_time import canonical_time, time_seconds
+from pipeline.yaml12 import YamlError
+
+ROOT = Path(__file__).parent.parent
+PYDANTIC_WORDS = re.compile("Input should|validation error|Extra inputs|Field required|type=|pydantic")
+
+Load = Callable[..., Config]
+Refuse = Callable[..., list[str]]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load a config of the given text from the folder tmp_path, which relative paths mean."""
+
+    def load(text: str = "", *overrides: str) -> Config:
+        path = tmp_path / "x.yaml"
+        path.write_text(text if "name:" in text or any(o.startswith("name=") for o in overrides) else f"name: x\n{text}")
+        return load_config(path, overrides, folder=tmp_path)
+
+    return load
+
+
+@pytest.fixture
+def refuse(load: Load, tmp_path: Path) -> Refuse:
+    """Load a config that has mistakes; return them, one a line, without the folder."""
+
+    def refuse(text: str = "", *overrides: str) -> list[str]:
+        with pytest.raises(ConfigError) as error:
+            load(text, *overrides)
+        message = str(error.value).replace(str(tmp_path) + "/", "")
+        assert not PYDANTIC_WORDS.search(message)
+        first, *lines = message.splitlines()
+        assert first == f"{len(lines)} mistake{'s' if len(lines) > 1 else ''} in x.yaml:"
+        return lines
+
+    return refuse
+
+
+# What is accepted
+
+
+def test_a_name_is_enough(load: Load) -> None:
+    assert load("name: my-model") == Config(name="my-model")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("12:00:00", "0-12:00:00"),  # B01: 43200 for a YAML 1.1 reader
+        ("8:00:00", "0-08:00:00"),
+        ("1:30", "0-00:02:00"),  # minutes and seconds, rounded up
+        ("90", "0-01:30:00"),
+        ("1-12", "1-12:00:00"),
+        ("1-12:30", "1-12:30:00"),
+        ("1-12:30:00", "1-12:30:00"),
+        ("08:00:00", "0-08:00:00"),
+        ("00:30:00", "0-00:30:00"),
+        ("01:30", "0-00:02:00"),
+        ("24:00:00", "1-00:00:00"),
+        ("3-0:00", "3-00:00:00"),
+        ("'90'", "0-01:30:00"),
+        ("0:01", "0-00:01:00"),
+    ],
+)
+def test_b01_b02_ym_01_times(load: Load, written: str, meant: str) -> None:
+    assert load(f"pretrain: {{time: {written}}}").pretrain.time == meant
+    assert load("", f"pretrain.time={written}").pretrain.time == meant
+
+
+@given(st.integers(1, 10**6))
+def test_canonical_times_stay_as_they_are(minutes: int) -> None:
+    text = canonical_time(str(minutes))
+    assert canonical_time(text) == text
+    assert time_seconds(text) == minutes * 60
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("1e-4", 1e-4), ("6e-5", 6e-5), ("1.0e-4", 1e-4), (".5", 0.5), ("'3e-4'", 3e-4), ("1", 1.0), ('"0.1"', 0.1)],
+)
+def test_b03_ym_02_numbers(load: Load, written: str, meant: float) -> None:
+    value = load(f"pretrain: {{learning_rate: {written}}}").pretrain.learning_rate
+    assert (value, type(value)) == (meant, float)
+
+
+@pytest.mark.parametrize("written", ["1000", "1_000", "1e3", "'1000'", "1000.0", "0x3e8"])
+def test_b06_whole_numbers(load: Load, written: str) -> None:
+    value = load(f"pretrain: {{max_steps: {written}}}").pretrain.max_steps
+    assert (value, type(value)) == (1000, int)
+
+
+def test_data_is_a_text_a_mapping_or_a_list(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "my text").mkdir()
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b[1].txt").touch()
+
+    def sources(text: str) -> list[DataSource]:
+        return load(f"data: {text}").data
+
+    assert sources("python-stdlib") == [DataSource(path="python-stdlib")]
+    assert sources("hf:owner/name") == [DataSource(dataset="owner/name")]
+    assert sources("my text") == [DataSource(path=str(tmp_path / "my text"))]
+    assert sources("'*.txt'") == [DataSource(path=str(tmp_path / "*.txt"))]
+    assert sources("b[1].txt") == [DataSource(path=str(tmp_path / "b[1].txt"))]
+    assert sources("{dataset: owner/name, config: en, split: validation}") == [
+        DataSource(dataset="owner/name", config="en", split="validation")
+    ]
+    assert sources("{dataset: ./my text}") == [DataSource(dataset=str(tmp_path / "my text"))]
+    assert sources("[a.txt, {path: b*.txt, text_field: body}, hf:o/n]") == [
+        DataSource(path=str(tmp_path / "a.txt")),
+        DataSource(path=str(tmp_path / "b*.txt"), text_field="body"),
+        DataSource(dataset="o/n"),
+    ]
+
+
+def test_a_single_text_stands_for_a_list(load: Load) -> None:
+    config = load('inference: {prompts: "one: two"}\nevaluate: {checkpoints: all}')
+    assert config.inference.prompts == ["one: two"]
+    assert config.evaluate.checkpoints == ["all"]
+
+
+def test_words_of_yaml_1_1_are_words(load: Load) -> None:
+    assert load("name: no").name == "no"
+    assert load("name: on").name == "on"
+
+
+def test_b15_homes_and_variables_are_filled_in(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "$odd").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    for text in ("~/a.txt", "$PLACE/a.txt", "${PLACE}/a.txt", "$PLACE/*.txt"):
+        assert load(f"data: {text}").data[0].path == f"{tmp_path}/{text.rpartition('/')[2]}"
+    assert load("data: $$odd").data[0].path == f"{tmp_path}/$odd"
+    assert load("runs_dir: $PLACE/runs").runs_dir == f"{tmp_path}/runs"
+    assert load("runs_dir: mine").runs_dir == "mine"
+    assert load("tokenize: {tokenizer: a.txt}").tokenize.tokenizer == f"{tmp_path}/a.txt"
+
+
+# What is refused: one line of the file, and a part of what is said about it
+
+SECTIONED: dict[str, tuple[str, str]] = {
+    # times
+    "B02 zero": ("pretrain: {time: 0}", "pretrain.time: 0 gives no time at all; write at least 1 minute"),
+    "B02 zero with seconds": ("pretrain: {time: '0:00'}", "'0:00' gives no time at all"),
+    "B02 negative": ("pretrain: {time: -5}", "pretrain.time: -5 is not a time limit; write D-HH:MM:SS"),
+    "B02 61 minutes": ("pretrain: {time: 25:61:00}", "'25:61:00' is not a time limit: minutes and seconds end at 59"),
+    "B02 25 hours of a day": ("pretrain: {time: 1-25}", "hours after days at 23"),
+    "B02 word": ("pretrain: {time: 1d}", "'1d' is not a time limit"),
+    "B02 endless": ("pretrain: {time: UNLIMITED}", "'UNLIMITED' is not a time limit"),
+    "B02 fraction": ("pretrain: {time: 1.5}", "1.5 is not a time limit"),
+    "B02 too long": ("pretrain: {time: 9999-00}", "more than ten years"),
+    # numbers
+    "B03 half a number": (
+        "pretrain: {learning_rate: 3e}",
+        "pretrain.learning_rate: '3e' is not a number; write for example",
+    ),
+    "B04 .nan": ("pretrain: {weight_decay: .nan}", "pretrain.weight_decay: .nan is not a finite number"),
+    "B04 .inf": ("pretrain: {weight_decay: -.inf}", "-.inf is not a finite number"),
+    "B04 overflow": ("pretrain: {weight_decay: 1e999}", "1e999 is not a finite number"),
+    "B04 nan": ("pretrain: {weight_decay: nan}", "'nan' is not a number"),
+    "B05 bool as number": ("pretrain: {max_steps: true}", "pretrain.max_steps: true is not a whole number"),
+    "B05 bool as fraction": ("pretrain: {weight_decay: false}", "false is not a number"),
+    "B05 bool as text": ("name: true", "name: true means true or false here, and text is needed; put quotes around it"),
+    "B05 text as bool": ("model: {qk_norm: yes}", "'yes' is neither true nor false"),
+    "B05 number as bool": ("model: {qk_norm: 1}", "1 is neither true nor false"),
+    "B06 octal as text": ("name: 0123", "name: 0123 means a number here, and text is needed; put quotes around it: '0123'"),
+    "B06 version as text": ("inference: {prompts: [3.10]}", "inference.prompts[0]: 3.10 means a number here"),
+    "B06 fraction of a step": ("pretrain: {max_steps: 1.5}", "1.5 is not a whole number"),
+    "B06 so many digits": ("pretrain: {max_steps: " + "9" * 5000 + "}", "is not a whole number"),
+    # keys
+    "B08 misspelt": ("pretrain: {learning_rte: 1}", "pretrain.learning_rte: unknown key; did you mean learning_rate?"),
+    "B08 hyphens": ("pretrain: {max-steps: 1}", "unknown key; did you mean max_steps?"),
+    "B08 upper case": ("Pretrain: {max_steps: 1}", "Pretrain: unknown key; did you mean pretrain?"),
+    "B08 misspelt section": ("pretrian: {max_steps: 1}", "pretrian: unknown key; did you mean pretrain?"),
+    "B08 other's name": ("pretrain: {lr: 1}", "unknown key; did you mean learning_rate?"),
+    "B08 other's name elsewhere": ("n_layers: 3", "unknown key; did you mean model.num_hidden_layers?"),
+    "B08 in the wrong section": ("model: {learning_rate: 1}", "unknown key; it belongs under pretrain"),
+    "B08 too high": ("learning_rate: 1", "unknown key; it belongs under pretrain"),
+    "B08 too low": ("pretrain: {runs_dir: x}", "unknown key; it belongs at the top of the file"),
+    "B08 dotted": ("pretrain.max_steps: 5", "unknown key; write max_steps below pretrain:"),
+    "B08 nothing near": ("model: {zzzzzz: 1}", "unknown key; remove it; the keys under model are hidden_size"),
+    "B08 in a source": ("data: [{path: python-stdlib, field: x}]", "data[0].field: unknown key; did you mean text_field?"),
+    "B09 no blank below": ("pretrain:\n  max_steps:10", "pretrain: 'max_steps:10' is one text, not keys with values"),
+    "B09 no blank in braces": ("pretrain: {max_steps:10}", "unknown key; put a blank after the colon"),
+    "B09 section as list": ("pretrain: [a]", "pretrain: a list where keys with values are needed"),
+    # nothing
+    "B12 data": ("data:", "data: has no value; write for example `data: python-stdlib`"),
+    "B12 section": ("pretrain:", "pretrain: is an empty section; write keys below it"),
+    "B12 number": ("pretrain: {max_steps: }", "pretrain.max_steps: has no value; write for example `max_steps: "),
+    "B12 name": ("name: null", "name: has no value; write for example `name: my-model`"),
+    "B12 no path": ("data: {path: null}", "data: a mapping needs exactly one of path and dataset"),
+    "B12 empty list": ("data: []", "data: a list is an empty list; write for example `data: python-stdlib`"),
+    "B12 no prompts": ("inference: {prompts: []}", "write at least one item"),
+    "B12 empty prompt": ("inference: {prompts: ['']}", "'' is an empty prompt"),
+    "B12 empty text": ("runs_dir: ' '", "runs_dir: ' ' is empty"),
+    # ranges
+    "B13 batch": ("pretrain: {global_batch_size: 0}", "0 is out of range; it must be at least 1"),
+    "B13 steps": ("pretrain: {max_steps: -1}", "-1 is out of range; it must be at least 1"),
+    "B13 vocabulary": ("tokenize: {vocab_size: 0}", "0 is out of range; it must be at least 300 and at most 1000000"),
+    "B13 context": ("pretrain: {sequence_length: 0}", "0 is out of range; it must be at least 2"),
+    "B13 keep_last": ("pretrain: {keep_last: 0}", "0 is out of range; it must be at least 1"),
+    "B13 rate": ("pretrain: {learning_rate: 0}", "0 is out of range; it must be more than 0"),
+    "B13 slip of the finger": ("pretrain: {max_steps: 10000000000000}", "at most 1e12"),
+    "B13 three betas": ("pretrain: {betas: [0.9, 0.9, 0.9]}", "pretrain.betas: exactly two numbers are needed"),
+    "B13 one beta": ("pretrain: {betas: 0.9}", "0.9 where a list is needed; write for example [0.9, "),
+    "B13 beta": ("pretrain: {betas: [0.9, 1]}", "pretrain.betas[1]: 1 is out of range; it must be less than 1"),
+    "B13 choice": ("pretrain: {optimizer: sgd}", "'sgd' is not one of muon, adamw; write one of them"),
+    "B13 compile": ("pretrain: {compile: 1}", "1 is not one of auto, true, false"),
+    "B13 checkpoints": ("evaluate: {checkpoints: [frist]}", "evaluate.checkpoints[0]: 'frist' is not one of first, last"),
+    "B33 none": ("tokenize: {validation_fraction: 0}", "it must be more than 0 and at most 0.5"),
+    "B33 all": ("tokenize: {validation_fraction: 1}", "it must be more than 0 and at most 0.5"),
+    "B37 temperature": ("inference: {temperature: -1}", "-1 is out of range; it must be at least 0"),
+    "B37 temperature nan": ("inference: {temperature: .nan}", ".nan is not a finite number"),
+    "B37 top_k": ("inference: {top_k: 0}", "0 is out of range; it must be at least 1"),
+    "B37 top_k and vocabulary": (
+        "inference: {top_k: 301}\ntokenize: {vocab_size: 300}",
+        "inference.top_k: top_k 301 is more than tokenize.vocab_size 300; set top_k to 300 or less",
+    ),
+    "B37 top_p 0": ("inference: {top_p: 0}", "it must be more than 0 and at most 1"),
+    "B37 top_p 1.1": ("inference: {top_p: 1.1}", "it must be more than 0 and at most 1"),
+    "B37 max_new_tokens": ("inference: {max_new_tokens: 0}", "it must be at least 1"),
+    "B37 seed": ("inference: {seed: 18446744073709551616}", "it must be at least 0 and at most 4294967295"),
+    # between keys
+    "B13 heads": (
+        "model: {hidden_size: 100, num_attention_heads: 6}",
+        "model.hidden_size: hidden_size 100 is not a multiple of num_attention_heads 6; set hidden_size to 96 or 108",
+    ),
+    "B13 odd heads": (
+        "model: {hidden_size: 27, num_attention_heads: 9}",
+        "27 / num_attention_heads 9 = 3, but the size of a head must be even",
+    ),
+    "B13 key/value heads": (
+        "model: {hidden_size: 96, num_attention_heads: 6, num_key_value_heads: 4}",
+        "model.num_key_value_heads: num_attention_heads 6 is not a multiple of num_key_value_heads 4; "
+        "set num_key_value_heads to one of 1, 2, 3, 6",
+    ),
+    "B13 warm-up": (
+        "pretrain: {warmup_steps: 11, max_steps: 10}",
+        "pretrain.warmup_steps: warmup_steps 11 is more than max_steps 10; set warmup_steps to 10 or less",
+    ),
+    "B14 decay": (
+        "pretrain: {warmup_steps: 60, max_steps: 100, decay_fraction: 0.5, schedule: wsd}",
+        "warmup_steps 60 and a decay of 50 steps (decay_fraction 0.5 x max_steps 100) do not fit into max_steps; "
+        "set warmup_steps to 50 or less",
+    ),
+    "B14 batch": (
+        "pretrain: {global_batch_size: 10, nproc_per_node: 2, micro_batch_size: 4}",
+        "pretrain.global_batch_size: 10 sequences cannot be shared out evenly over 2 ranks x micro_batch_size 4 = 8; "
+        "set global_batch_size to 8 or 16",
+    ),
+    "B14 batch by ranks": (
+        "pretrain: {global_batch_size: 2, nproc_per_node: 4}",
+        "2 sequences cannot be shared out evenly over 4 ranks; set global_batch_size to 4",
+    ),
+    "B14 context": (
+        "pretrain: {sequence_length: 64}\ninference: {max_new_tokens: 64}",
+        "max_new_tokens 64 and at least one token of prompt are more than pretrain.sequence_length 64; "
+        "set max_new_tokens to 63 or less",
+    ),
+    "B14 stride": (
+        "pretrain: {sequence_length: 200}\nevaluate: {stride: 201}",
+        "evaluate.stride: stride 201 is more than pretrain.sequence_length 200; set stride to 200 or less",
+    ),
+    # paths
+    "B15 unset": ("data: $UNSET_X/x", "data: '$UNSET_X/x' uses the variable UNSET_X, which is not set"),
+    "B15 empty": ("data: $EMPTY_X/x", "uses the variable EMPTY_X, which is not set"),
+    "B15 nobody": ("data: ~no-such-user/x", "begins with ~, but there is no such home folder here"),
+    "B15 half": ("data: ${A", "has a $ that begins no variable"),
+    "B15 shell": ("data: ${A:-/x}", "has a $ that begins no variable"),
+    "B15 runs_dir": ("runs_dir: $UNSET_X/x", "runs_dir: '$UNSET_X/x' uses the variable UNSET_X"),
+    "B15 tokenizer": ("tokenize: {tokenizer: $UNSET_X}", "tokenize.tokenizer: '$UNSET_X' uses the variable"),
+    "B17 missing": ("data: no.txt", "data: 'no.txt' is not there: no file or folder no.txt; mend the path"),
+    "B17 missing in list": ("data: [x.yaml, no.txt]", "data[1]: 'no.txt' is not there"),
+    "B17 missing in mapping": ("data: {path: no.txt}", "data.path: 'no.txt' is not there"),
+    "B17 a dataset": ("data: owner/name", "for a dataset on the Hugging Face hub write hf:owner/name"),
+    "B17 no match": ("data: '*.nothing'", "'*.nothing' matches no file: *.nothing; mend the pattern"),
+    "B17 odd pattern": ("data: 'x[z-a]*'", "matches no file"),
+    "B17 URL": ("data: https://example.org/x", "is a URL, which is not read; download it"),
+    "B17 hub as path": ("data: {path: hf:o/n}", "is a dataset, not a path; write `dataset: o/n`"),
+    "B17 loop": ("data: loop", "data: 'loop' cannot be looked at: Too many levels of symbolic links"),
+    "B17 broken link": ("data: dangling", "data: 'dangling' is a link to something that is not there"),
+    "B17 pipe": ("data: pipe", "data: 'pipe' is neither a file nor a folder"),
+    "B17 file as folder": ("data: x.yaml/y", "is not there"),
+    "B17 folder as file": ("tokenize: {tokenizer: .}", "'.' is a folder, and a file is needed"),
+    "B17 missing tokenizer": ("tokenize: {tokenizer: t.model}", "tokenize.tokenizer: 't.model' is not there"),
+    "B17 file as dataset": ("data: {dataset: ./x.yaml}", "is a file, not a folder of a dataset; write it as `path`"),
+    "B17 control character": ('data: "a\\nb"', "data: 'a\\nb' holds control characters"),
+    "B17 long": ("data: " + "x" * 5000, "File name too long"),
+    "B17 no hub name": ("data: 'hf:a b'", "is not a dataset on the hub; write owner/name"),
+    "B17 two places": ("data: {path: x.yaml, dataset: o/n}", "data: a mapping needs exactly one of path and dataset"),
+    "B17 dataset's key": ("data: {path: x.yaml, config: en}", "has the key config, which belongs to a dataset"),
+    "B17 number": ("data: [7]", "data[0]: 7 is not a source of text; write a path, hf:owner/name"),
+}
+
+
+@pytest.fixture
+def odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("EMPTY_X", "")
+    monkeypatch.delenv("UNSET_X", raising=False)
+
+
+@pytest.mark.usefixtures("odd_files")
+@pytest.mark.parametrize(("text", "message"), SECTIONED.values(), ids=SECTIONED)
+def test_mistakes_are_named_with_line_key_and_advice(refuse: Refuse, tmp_path: Path, text: str, message: str) -> None:
+    (mistake,) = refuse(text)
+    assert re.match(r"x\.yaml:\d+: ", mistake)
+    assert message in mistake
+    assert set(os.listdir(tmp_path)) == {"x.yaml", "loop", "dangling", "pipe"}  # nothing is made or run
+
+
+HOSTILE_NAMES = [
+    "a b", "'a'", '"', "a\nb", "a;b", "$(touch x)", "`touch x`", "-rf", "..", ".", "a/b", "a" * 65, "a" * 300, "🦙", "é",
+    "", " ", "a\0", "name\n", "١",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_b16_hostile_names_get_the_rule(refuse: Refuse, name: str) -> None:
+    (mistake,) = refuse(f"name: {json.dumps(name)}") if name.isascii() else refuse(f"name: {name}")
+    assert "is not a name; write 1 to 64 of the letters A-Z a-z, digits, '.', '_', '-'" in mistake
+    assert mistake.isprintable()
+
+
+def test_a_missing_name_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("seed: 1")
+    with pytest.raises(ConfigError, match="x.yaml:1: name: is missing; write for example `name: my-model`"):
+        load_config(path)
+
+
+def test_broken_yaml_is_one_mistake(load: Load) -> None:
+    with pytest.raises(YamlError, match=r"x\.yaml:2: the key 'seed' is written|x\.yaml:3: the key 'seed'"):
+        load("seed: 1\nseed: 2")
+
+
+def test_all_mistakes_are_said_at_once_in_the_order_of_the_file(refuse: Refuse) -> None:
+    text = """\
+name: a/b
+data: nowhere.txt
+pretrain:
+  learning_rte: 1e-4
+  max_steps: ten
+  global_batch_size: 7
+  micro_batch_size: 2
+model:
+  hidden_size: 100
+  num_attention_heads: 6
+inference: {temperature: -1, top_p: 2}
+"""
+    mistakes = refuse(text, "seed=x", "evaluate.stride=99999", "nonsense")
+    assert [mistake.split(": ")[:2] for mistake in mistakes] == [
+        ["x.yaml:1", "name"],
+        ["x.yaml:2", "data"],
+        ["x.yaml:4", "pretrain.learning_rte"],
+        ["x.yaml:5", "pretrain.max_steps"],
+        ["x.yaml:6", "pretrain.global_batch_size"],
+        ["x.yaml:9", "model.hidden_size"],
+        ["x.yaml:11", "inference.temperature"],
+        ["x.yaml:11", "inference.top_p"],
+        ["override 'seed=x'", "seed"],
+        ["override 'evaluate.stride=99999'", "evaluate.stride"],
+        ["override 'nonsense'", "has no `=`; write key.path=value, for example pretrain.max_steps=100"],
+    ]
+
+
+def test_a_misspelt_key_causes_no_second_mistake_about_its_default(refuse: Refuse) -> None:
+    (mistake,) = refuse("model: {hidden_size: 128, num_attention_head: 8}")
+    assert "did you mean num_attention_heads?" in mistake
+
+
+def test_very_many_mistakes_are_counted_and_cut(load: Load) -> None:
+    begin = time.process_time()
+    with pytest.raises(ConfigError) as error:
+        load("".join(f"key{i}: 1\n" for i in range(2000)))
+    assert time.process_time() - begin < 1
+    lines = str(error.value).splitlines()
+    assert len(error.value.mistakes) == 2000
+    assert (lines[0].split()[0], len(lines), lines[-1]) == ("2000", 52, "… and 1950 more")
+
+
+# Overrides
+
+
+def test_overrides_win_over_the_file_and_later_ones_over_earlier(load: Load) -> None:
+    config = load(
+        "pretrain: {max_steps: 100, warmup_steps: 1}",
+        "pretrain.max_steps=200",
+        "pretrain.max_steps=1e3",
+        "inference.prompts=[a, 'b: c']",
+        "inference.top_k=null",
+        "tokenize.model_type=unigram",
+        "name=other",
+    )
+    assert (config.name, config.pretrain.max_steps, config.pretrain.warmup_steps) == ("other", 1000, 1)
+    assert (config.inference.prompts, config.tokenize.model_type) == (["a", "b: c"], "unigram")
+
+
+def test_an_override_mends_what_the_file_has_wrong(load: Load) -> None:
+    assert load("pretrain: {max_steps: wrong}", "pretrain.max_steps=5000").pretrain.max_steps == 5000
+    assert load("pretrain:", "pretrain.max_steps=5000").pretrain.max_steps == 5000
+    assert load("data: nowhere", "data={dataset: o/n, config: en}").data == [DataSource(dataset="o/n", config="en")]
+    assert load("data: {dataset: o/n}", "data.config=en").data == [DataSource(dataset="o/n", config="en")]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("pretrain.max_steps", "has no `=`; write key.path=value"),
+        ("=1", "has no key before the `=`"),
+        ("pretrain..max_steps=1", "has no key before the `=`"),
+        ("--pretrain.max_steps=1", "is written without dashes"),
+        ("pretrain.max_steps=", "has no value"),
+        ("pretrain.max_steps=[1", "the list opened by [ in line 1 is broken"),
+        ("pretrain.max_steps=3e", "pretrain.max_steps: '3e' is not a whole number"),
+        ("pretrain.max_stps=3", "pretrain.max_stps: unknown key; did you mean max_steps?"),
+        ("pretrain.max_steps.x=3", "pretrain.max_steps: a mapping is not a whole number"),
+        ("nothing.here=3", "nothing: unknown key"),
+        ("pretrain={max_steps: 3}", "is a section; set its keys"),
+        ("data.path=x", "data is a single value in the file"),
+        ("inference.prompts=a # b", "is a comment in YAML; put quotes around the whole value"),
+        ("inference.prompts=Hello: you", "a mapping where text is needed; put quotes around text that holds ': '"),
+        ("inference.prompts=!x", "the tag '!x' is not allowed"),
+        ("inference.prompts={a: 1, a: 2}", "the key 'a' is written twice"),
+        ("name=\udcff", "the character U+DCFF is not allowed"),
+        ("name=" + "[" * 5000, "lists and mappings in each other"),
+    ],
+)
+def test_bad_overrides_are_named_as_typed(refuse: Refuse, override: str, message: str) -> None:
+    (mistake,) = refuse("data: python-stdlib", override)
+    assert message in mistake
+    assert mistake.startswith(f"override {override[:50]!r}"[:-1])
+
+
+def test_rules_between_keys_point_at_the_override_that_breaks_them(refuse: Refuse) -> None:
+    (mistake,) = refuse("pretrain: {warmup_steps: 50}", "pretrain.max_steps=20")
+    assert mistake.startswith("override 'pretrain.max_steps=20': pretrain.max_steps: warmup_steps 50 is more than")
+
+
+# Runs
+
+
+def numbers(field: Any) -> st.SearchStrategy[Any]:
+    """Generate numbers within a field's bounds."""
+    bounds = {type(bound).__name__: bound for bound in field.metadata}
+    low = bounds["Ge"].ge if "Ge" in bounds else bounds["Gt"].gt
+    high = bounds["Le"].le if "Le" in bounds else bounds["Lt"].lt
+    if "int" in str(field.annotation):
+        return st.integers(low, high)
+    return st.floats(low, high, exclude_min="Gt" in bounds, exclude_max="Lt" in bounds)
+
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+ODD_TEXT = st.sampled_from(["12:00:00", "no", "1e-4", "0123", "~", "a: b", "'", '"', "\u2028", "# x", "- x", "<<"])
+WORD = (TEXT | ODD_TEXT).filter(lambda text: text.strip() and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text))
+NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True) | st.sampled_from(["no", "1e3", "007", "y"])
+SOURCE = st.builds(DataSource, path=WORD.filter(lambda text: not text.startswith("hf:")), text_field=WORD)
+HUB = st.builds(DataSource, dataset=st.just("o/n"), config=st.none() | WORD, split=WORD)
+PROMPTS = st.lists(TEXT | ODD_TEXT, min_size=1, max_size=4)
+
+CONFIGS = st.builds(
+    Config,
+    name=NAME,
+    runs_dir=WORD,
+    data=st.lists(SOURCE | HUB, min_size=1, max_size=3),
+    tokenize=st.builds(Config.model_fields["tokenize"].annotation, tokenizer=st.none() | WORD),
+    pretrain=st.builds(
+        Config.model_fields["pretrain"].annotation,
+        **{
+            key: numbers(field)
+            for key, field in get_args(Config)  # no generic arguments: an empty start
+        },
+        time=st.integers(1, 10**6).map(str),
+        learning_rate=numbers(section_in(Config.model_fields["pretrain"].annotation).model_fields["learning_rate"]),
+        compile=st.sampled_from(["auto", True, False]),
+    ),
+    inference=st.builds(Config.model_fields["inference"].annotation, prompts=PROMPTS),
+)
+
+
+@given(CONFIGS)
+@settings(max_examples=60, deadline=None)
+def test_a_dumped_config_loads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    path.write_text(dump_config(config), encoding="utf-8")
+    assert load_run_config(path) == config

@@ -1,0 +1,116 @@
+"""The Transformer: causal, cached, tied, seeded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.lm.model import IGNORE_INDEX, Transformer, flops_per_token, num_parameters
+
+V, T = 50, 16
+
+
+def config(**changes: Any) -> Any:
+    keys = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    return SimpleNamespace(**{**keys, "rope_theta": 10_000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "qk_norm": True, **changes})
+
+
+def make(seed: int = 0, **changes: Any) -> Transformer:
+    model = Transformer(config(**changes), V, T)
+    model.init_weights(seed)
+    return model
+
+
+def tokens(B: int = 2, length: int = T) -> torch.Tensor:
+    return torch.randint(V, (B, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kv_heads", [None, 1, 2])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_later_token_does_not_change_earlier_logits(kv_heads: int | None, qk_norm: bool) -> None:
+    model, ids = make(num_key_value_heads=kv_heads, qk_norm=qk_norm), tokens()
+    changed = ids.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % V
+    before, after = model(ids), model(changed)
+    assert before.shape == (2, T, V)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert not torch.allclose(before[:, 9:], after[:, 9:])
+
+
+@pytest.mark.parametrize("pieces", [[1] * T, [5, 1, 10], [T]])
+def test_the_cache_gives_the_logits_of_the_whole(pieces: list[int]) -> None:
+    model, ids = make(), tokens()
+    cache = model.new_cache(batch_size=2)
+    with torch.no_grad():
+        parts = [model(piece, cache=cache) for piece in ids.split(pieces, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=1e-5)
+
+
+def test_greedy_generation_is_the_same_with_and_without_cache() -> None:
+    model, ids = make(), tokens(B=1, length=4)
+    plain, cached, cache = ids, ids, model.new_cache(batch_size=1)
+    with torch.no_grad():
+        for _ in range(T - 4):
+            plain = torch.cat((plain, model(plain)[:, -1:].argmax(-1)), dim=1)
+            cached = torch.cat((cached, model(cached[:, cache.length :], cache=cache)[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(plain, cached)
+
+
+def test_a_full_cache_says_so() -> None:
+    model = make()
+    with pytest.raises(ValueError, match="the cache holds 3 tokens, 4 are needed"):
+        model(tokens(length=4), cache=model.new_cache(2, max_length=3))
+
+
+def test_losses_agree_and_ignored_targets_do_not_count() -> None:
+    model, ids = make(), tokens(length=T + 1)
+    targets = ids[:, 1:].clone()
+    targets[0, :4] = IGNORE_INDEX
+    nll = model(ids[:, :-1], targets, reduction="none")
+    assert nll.shape == targets.shape and (nll[0, :4] == 0).all() and (nll[0, 4:] > 0).all()
+    kept = targets != IGNORE_INDEX
+    torch.testing.assert_close(model(ids[:, :-1], targets), nll[kept].mean())
+    torch.testing.assert_close(model(ids[:, :-1], targets, reduction="sum"), nll.sum())
+    log_p = model(ids[:, :-1]).log_softmax(-1)
+    torch.testing.assert_close(nll[kept], -log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0][kept])
+
+
+def test_names_are_those_of_hugging_face() -> None:
+    names = set(make(tie_word_embeddings=False, num_hidden_layers=1).state_dict())
+    layer = "input_layernorm post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj".split()
+    layer += [f"self_attn.{x}" for x in "q_proj k_proj v_proj o_proj q_norm k_norm".split()]
+    top = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    assert names == top | {f"model.layers.0.{x}.weight" for x in layer}
+
+
+def test_tied_embeddings_are_stored_once_and_learn_from_the_head() -> None:
+    tied, untied = make(), make(tie_word_embeddings=False)
+    assert "lm_head.weight" not in tied.state_dict()
+    assert num_parameters(untied) - num_parameters(tied) == V * 32
+    tied(tokens(B=1), tokens(B=1)).backward()
+    gradient = tied.model.embed_tokens.weight.grad
+    assert gradient is not None and (gradient != 0).any(dim=1).all()  # also for tokens that were never input
+
+
+def test_the_seed_alone_decides_the_weights() -> None:
+    torch.manual_seed(1)
+    first = make(seed=7).state_dict()
+    torch.manual_seed(2)
+    with torch.device("meta"):
+        model = Transformer(config(), V, T)
+    model.to_empty(device="cpu")
+    model.init_weights(7)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, first[name]), name
+    assert not torch.equal(make(seed=8).model.embed_tokens.weight, first["model.embed_tokens.weight"])
+    assert torch.isfinite(model(tokens())).all()
+
+
+def test_flops_count_the_weights_that_multiply() -> None:
+    model = make(tie_word_embeddings=False, num_key_value_heads=None)
+    N = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name)
+    assert flops_per_token(model.config, V, T) == 6 * N + 12 * 2 * 32 * T
+    assert num_parameters(model, embedding=False) == num_parameters(model) - V * 32
