@@ -14,8 +14,18 @@ V, T = 50, 16
 
 
 def config(**changes: Any) -> Any:
-    keys = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    return SimpleNamespace(**{**keys, "rope_theta": 10_000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "qk_norm": True, **changes})
+    keys = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    keys |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return SimpleNamespace(
+        **{
+            **keys,
+            "rope_theta": 10_000.0,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "qk_norm": True,
+            **changes,
+        }
+    )
 
 
 def make(seed: int = 0, **changes: Any) -> Transformer:
@@ -45,7 +55,7 @@ def test_the_cache_gives_the_logits_of_the_whole(pieces: list[int]) -> None:
     model, ids = make(), tokens()
     cache = model.new_cache(batch_size=2)
     with torch.no_grad():
-        parts = [model(piece, cache=cache) for piece in ids.split(pieces, dim=1)]
+        parts = [model(piece, cache=cache) for piece in torch.split(ids, pieces, dim=1)]
         torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=1e-5)
 
 
@@ -70,7 +80,9 @@ def test_losses_agree_and_ignored_targets_do_not_count() -> None:
     targets = ids[:, 1:].clone()
     targets[0, :4] = IGNORE_INDEX
     nll = model(ids[:, :-1], targets, reduction="none")
-    assert nll.shape == targets.shape and (nll[0, :4] == 0).all() and (nll[0, 4:] > 0).all()
+    assert nll.shape == targets.shape
+    assert (nll[0, :4] == 0).all()
+    assert (nll[0, 4:] > 0).all()
     kept = targets != IGNORE_INDEX
     torch.testing.assert_close(model(ids[:, :-1], targets), nll[kept].mean())
     torch.testing.assert_close(model(ids[:, :-1], targets, reduction="sum"), nll.sum())
@@ -80,8 +92,8 @@ def test_losses_agree_and_ignored_targets_do_not_count() -> None:
 
 def test_names_are_those_of_hugging_face() -> None:
     names = set(make(tie_word_embeddings=False, num_hidden_layers=1).state_dict())
-    layer = "input_layernorm post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj".split()
-    layer += [f"self_attn.{x}" for x in "q_proj k_proj v_proj o_proj q_norm k_norm".split()]
+    layer = ["input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    layer += [f"self_attn.{x}" for x in ["q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"]]
     top = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
     assert names == top | {f"model.layers.0.{x}.weight" for x in layer}
 
@@ -92,7 +104,8 @@ def test_tied_embeddings_are_stored_once_and_learn_from_the_head() -> None:
     assert num_parameters(untied) - num_parameters(tied) == V * 32
     tied(tokens(B=1), tokens(B=1)).backward()
     gradient = tied.model.embed_tokens.weight.grad
-    assert gradient is not None and (gradient != 0).any(dim=1).all()  # also for tokens that were never input
+    assert gradient is not None
+    assert (gradient != 0).any(dim=1).all()  # also for tokens that were never input
 
 
 def test_the_seed_alone_decides_the_weights() -> None:

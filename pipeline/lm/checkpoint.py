@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.optim import Optimizer
 
 from pipeline.errors import UserError
 from pipeline.files import fsync_folder, read_json, sha256_file, write_json
-from pipeline.steps import MANIFEST, STEP_FOLDER, step_name
+from pipeline.steps import MANIFEST, STEP_FOLDER, list_steps, step_name
 
 FORMAT = 1
 
@@ -44,13 +41,10 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)  # of a killed save
         temporary.mkdir(parents=True)
     _barrier()
-    state = {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizers),
-        "progress": {name: torch.tensor(value) for name, value in progress.items()},
-    }
+    state = _training_state(model, optimizers, progress)
     writer = dcp.FileSystemWriter(temporary, single_file_per_rank=True, sync_files=True)
-    dcp.save(state, storage_writer=writer, no_dist=not dist.is_initialized())
+    with _quiet():
+        dcp.save(state, storage_writer=writer, no_dist=not dist.is_initialized())
     _barrier()
     if _is_main():
         _publish(temporary, final, step, about)
@@ -117,12 +111,11 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: list[Optimizer], counters: tuple[str, ...]) -> dict[str, int]:
     """Load a verified checkpoint into model and optimizers, at any world size; return the counters."""
-    state = {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizers),
-        "progress": {name: torch.tensor(0) for name in counters},
-    }
-    dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=not dist.is_initialized())
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+    state = _training_state(model, optimizers, dict.fromkeys(counters, 0))
+    with _quiet():
+        dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=not dist.is_initialized())
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizers, state["optimizer"])
     return {name: int(value) for name, value in state["progress"].items()}
@@ -131,15 +124,13 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: list[Optimiz
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """Load only the model of a checkpoint, after verifying it."""
     verify(checkpoint)
-    state = {"model": get_model_state_dict(model)}
-    dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
-    set_model_state_dict(model, state["model"])
+    with _quiet():
+        # Its tensors are the model's own: they are filled in place.
+        dcp.load({"model": model.state_dict()}, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
 
 
 def remove_old(folder: Path, keep_last: int, *, pinned: set[int]) -> list[int]:
     """Delete all but the newest `keep_last` checkpoints and the pinned ones; return the steps deleted."""
-    from pipeline.steps import list_steps
-
     old = [step for step in list_steps(folder)[:-keep_last] if step not in pinned]
     for step in old:
         # Renamed first, so that a reader sees the whole folder or none.
@@ -149,6 +140,26 @@ def remove_old(folder: Path, keep_last: int, *, pinned: set[int]) -> list[int]:
     for leftover in folder.glob(".step-*.old"):
         shutil.rmtree(leftover, ignore_errors=True)
     return old
+
+
+def _training_state(model: nn.Module, optimizers: list[Optimizer], progress: dict[str, int]) -> dict[str, Any]:
+    """Collect what a checkpoint holds, named by parameter, so that any sharding can load it."""
+    # Imported here: it brings torch._dynamo, seconds that evaluate and inference need not pay.
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    return {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizers),
+        "progress": {name: torch.tensor(value) for name, value in progress.items()},
+    }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep DCP from warning that a single process is a single process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _is_main() -> bool:

@@ -27,7 +27,13 @@ class KVCache:
     """
 
     def __init__(
-        self, config: ModelConfig, batch_size: int, max_length: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        config: ModelConfig,
+        batch_size: int,
+        max_length: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         shape = (batch_size, kv_heads(config), max_length, head_size(config))
         self.k = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_hidden_layers)]
@@ -52,7 +58,8 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_size = head_size(config)
-        D, q_size, kv_size = config.hidden_size, config.num_attention_heads * self.head_size, kv_heads(config) * self.head_size
+        D = config.hidden_size
+        q_size, kv_size = config.num_attention_heads * self.head_size, kv_heads(config) * self.head_size
         self.q_proj = nn.Linear(D, q_size, bias=False)
         self.k_proj = nn.Linear(D, kv_size, bias=False)
         self.v_proj = nn.Linear(D, kv_size, bias=False)
@@ -145,7 +152,11 @@ class Transformer(nn.Module):
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, vocab_size, bias=False)
 
     def forward(
-        self, ids: Tensor, targets: Tensor | None = None, cache: KVCache | None = None, reduction: Literal["mean", "sum", "none"] = "mean"
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        cache: KVCache | None = None,
+        reduction: Literal["mean", "sum", "none"] = "mean",
     ) -> Tensor:
         """Return logits (B, T, V) of ids (B, T) int64, or with targets (B, T) their negative log-likelihood in nats.
 
@@ -156,13 +167,17 @@ class Transformer(nn.Module):
         logits = F.linear(x, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
         if targets is None:
             return cast(Tensor, logits)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction)
+        loss = F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction
+        )
         return loss.view_as(targets) if reduction == "none" else loss
 
     def new_cache(self, batch_size: int, max_length: int | None = None) -> KVCache:
         """Make an empty cache for `batch_size` texts of up to `max_length` tokens, where the weights are."""
         weight = self.model.embed_tokens.weight
-        return KVCache(self.config, batch_size, max_length or self.max_sequence_length, device=weight.device, dtype=weight.dtype)
+        return KVCache(
+            self.config, batch_size, max_length or self.max_sequence_length, device=weight.device, dtype=weight.dtype
+        )
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -221,7 +236,7 @@ def num_parameters(model: nn.Module, *, embedding: bool = True) -> int:
 def flops_per_token(config: ModelConfig, vocab_size: int, sequence_length: int) -> float:
     """Return the FLOPs of forward and backward per token: 6 N + 12 L D T (PaLM, Chowdhery et al. 2022, appendix B).
 
-    N are the weights that multiply: those of the layers and the head, tied or not; not the embedding look-up, not the norms.
+    N are the weights that multiply: those of the layers and the head, tied or not; neither look-up nor norms.
     The attention term counts the full T x T square, as PaLM does, although half of it is masked.
     """
     D, L, E = config.hidden_size, config.num_hidden_layers, head_size(config)

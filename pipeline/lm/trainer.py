@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -203,7 +204,5 @@ class StepClock:
 
 def cut_back(metrics: Path, step: int) -> None:
     """Drop the lines of steps that the checkpoint of `step` has not seen: they will be made again."""
-    import json
-
     kept = [record for record in read_lines(metrics) if record.get("step", 0) <= step]
     write_text(metrics, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))

@@ -1,0 +1,73 @@
+"""The structure's promises: imports point one way, and outside the container nothing imports torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PROJECT
+
+PACKAGE = PROJECT / "pipeline"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+HEAVY = {"torch", "numpy", "sentencepiece", "datasets", "pyarrow", "plotly", "safetensors", "transformers"}
+CONTROL = [path for path in MODULES if path.parent == PACKAGE]
+
+# What a module of pipeline/lm may use of the rest: the Config, its arithmetic, and leaves that know no Run.
+LM_MAY_IMPORT = {"pipeline.config", "pipeline.errors", "pipeline.files", "pipeline.sizes", "pipeline.steps"}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path, *, top_level: bool = False) -> set[str]:
+    """List the modules that a file imports, those under TYPE_CHECKING left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = ast.iter_child_nodes(tree) if top_level else ast.walk(tree)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", CONTROL, ids=name_of)
+def test_control_half_imports_nothing_heavy(path: Path) -> None:
+    used = {module.split(".")[0] for module in imports(path)}
+    allowed = {"plotly"} if path.name == "report_charts.py" else set()  # an extra, imported when charts are drawn
+    assert used & HEAVY <= allowed
+    assert not {module.split(".")[0] for module in imports(path, top_level=True)} & HEAVY
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "lm").glob("*.py")), ids=name_of)
+def test_lm_knows_only_the_config(path: Path) -> None:
+    outside = {m for m in imports(path) if m.startswith("pipeline") and not m.startswith("pipeline.lm")}
+    assert outside - {"pipeline"} <= LM_MAY_IMPORT
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_nothing_imports_mains_or_cli(path: Path) -> None:
+    used = imports(path)
+    if path.parent.name != "stages":
+        assert not any(module.startswith("pipeline.stages") for module in used)
+    if path.name != "__main__.py":
+        assert "pipeline.cli" not in used
+
+
+def test_the_command_line_starts_without_torch(micro: Path) -> None:
+    code = "import sys; from pipeline import chain; chain.request([sys.argv[1]], 'local', None); print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(micro)], capture_output=True, text=True, cwd=PROJECT, check=True
+    )
+    assert not set(result.stdout.split()) & HEAVY
+
+
+def test_no_word_of_a_shell_is_given_to_the_container() -> None:
+    for path in [*(PACKAGE / "lm").glob("*.py"), *(PACKAGE / "stages").glob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        assert "subprocess" not in text, f"{path} starts a process: Slurm's commands are not in the image"
