@@ -31,7 +31,7 @@ EXIT_CODES = {
 OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}
 
 
-def write_verdict(run: Run, job_id: str, attempt: int, stage: str, verdict: str, reason: str, step: int | None) -> None:
+def write_verdict(run: Run, job_id: str, attempt: int, stage: str | None, verdict: str, reason: str, step: int | None) -> None:
     """Record how attempt `attempt` of a Job ended."""
     record = {"verdict": verdict, "reason": reason, "stage": stage, "step": step}
     write_json(run.verdict(job_id, attempt), record | {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()})
@@ -42,6 +42,8 @@ def read_verdict(run: Run, job_id: str, attempt: int, exit_status: int | None = 
     record = read_json(run.verdict(job_id, attempt))
     if isinstance(record, dict) and record.get("verdict") in EXIT_CODES:
         return record
+    if run.warned(job_id, attempt).is_file():
+        return {"verdict": STOPPED, "reason": "stopped before the stage began", "stage": None, "step": None}
     return {"verdict": CRASH, "reason": _explain(exit_status), "stage": None, "step": None}
 
 
@@ -61,6 +63,8 @@ def main(argv: list[str]) -> int:
     record = read_verdict(run, job_id, attempt, exit_status)
     if not run.verdict(job_id, attempt).is_file():  # otherwise the stage has said it
         print(f"{record['verdict']}: {record['reason']}", file=sys.stderr)
+        write_verdict(run, job_id, attempt, record["stage"], record["verdict"], record["reason"], record["step"])
+    run.warned(job_id, attempt).unlink(missing_ok=True)
     return EXIT_CODES[record["verdict"]]
 
 

@@ -21,8 +21,8 @@ begin() {
     trap 'warn USR2' USR2
 }
 
-# Tell this attempt that its time is nearly up. Training reads the file at its next step; the other stages keep
-# nothing in memory that is worth waiting for and take the signal itself (begin's second word).
+# Tell this attempt that its time is nearly up. Training reads the file at its next step. The other stages read it once,
+# when they start, and then take the signal itself (begin's second word): they hold nothing that is worth waiting for.
 warn() {
     printf '%s\n' "$1" >"$run/control/warned.$JOB_ID.$ATTEMPT"
     if [[ -n $forward && -n $child ]]; then kill -s "$forward" "$child" 2>/dev/null || true; fi
@@ -32,13 +32,11 @@ warn() {
 supervise() {
     local rc
     child=$1
-    if [[ -n $forward && -e $run/control/warned.$JOB_ID.$ATTEMPT ]]; then kill -s "$forward" "$child" || true; fi
     while :; do
         rc=0
         wait "$child" || rc=$?
         # wait also returns when a trapped signal comes; the stage may be alive then.
         kill -0 "$child" 2>/dev/null || break
     done
-    rm -f "$run/control/warned.$JOB_ID.$ATTEMPT"
     exec "$PYTHON" -m pipeline.verdict "$run" "$JOB_ID" "$ATTEMPT" "$rc"
 }

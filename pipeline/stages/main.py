@@ -82,6 +82,8 @@ def run_stage(stage: str, body: Body) -> int:
     run = Run(Path(sys.argv[1]).absolute())
     try:
         die_with_parent()
+        if run.warned(attempt.job_id, attempt.number).is_file():  # before this process could take a signal
+            raise Stopped("stopped before the stage began")
         run = Run.open(run.root)
         config = load_run_config(run.config)
         with _ownership(run, attempt):

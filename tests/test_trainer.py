@@ -1,0 +1,132 @@
+"""A step is a function of the state before it and of (seed, step): cutting and resuming change nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config import Config
+from pipeline.errors import DivergedError
+from pipeline.files import read_lines
+from pipeline.lm.hardware import Hardware
+from pipeline.lm.trainer import Files, Trainer, cut_back
+from pipeline.steps import list_steps
+
+CPU = Hardware(device="cpu", precision="fp32", compile=False, threads=1)
+
+
+class FakeBatches:
+    """Batches of a text that repeats, so that there is something to learn."""
+
+    def __init__(self, size: int = 4, length: int = 16) -> None:
+        self.size, self.length = size, length
+
+    def batch(self, step: int, rank: int, world_size: int) -> np.ndarray:
+        rows = np.random.default_rng(step).integers(0, 20, (self.size, 1))
+        whole = (rows + np.arange(self.length + 1) * 3) % 50
+        share = self.size // world_size
+        return whole[rank * share : (rank + 1) * share]
+
+
+def config(**pretrain: Any) -> Config:
+    keys = {"max_steps": 12, "global_batch_size": 4, "sequence_length": 16, "warmup_steps": 2}
+    keys |= {"save_interval": 4, "log_interval": 1, "keep_last": 10}
+    return Config.model_validate(
+        {
+            "name": "x",
+            "tokenize": {"vocab_size": 300},
+            "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+            "pretrain": keys | pretrain,
+        }
+    )
+
+
+class StopAt:
+    """Ask for a stop when `step` steps have been polled."""
+
+    def __init__(self, step: int | None) -> None:
+        self.left = step
+
+    def __call__(self) -> str | None:
+        if self.left is None:
+            return None
+        self.left -= 1
+        return "told to" if self.left < 0 else None
+
+
+def trainer(folder: Path, wanted: Config, stop_after: int | None = None) -> Trainer:
+    folder.mkdir(exist_ok=True)
+    files = Files(folder / "checkpoints", folder / "metrics.jsonl", lambda kind, **details: None, StopAt(stop_after))
+    torch.set_num_threads(1)
+    return Trainer(wanted, CPU, FakeBatches(), files, {})
+
+
+def curve(folder: Path) -> list[tuple[int, float, float, float]]:
+    return [(r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in read_lines(folder / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_three_resumes_are_bitwise_an_uninterrupted_run(tmp_path: Path, optimizer: str) -> None:
+    twin = trainer(tmp_path / "twin", config(optimizer=optimizer))
+    assert twin.train().step == 12
+    for stop_after in (3, 2, 4):
+        outcome = trainer(tmp_path / "run", config(optimizer=optimizer), stop_after).train()
+        assert outcome.stopped == "told to"
+    last = trainer(tmp_path / "run", config(optimizer=optimizer))
+    assert last.train().stopped is None
+    assert curve(tmp_path / "run") == curve(tmp_path / "twin")
+    for a, b in zip(twin.model.parameters(), last.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_stop_saves_the_step_it_has_reached(tmp_path: Path) -> None:
+    outcome = trainer(tmp_path, config(), stop_after=6).train()
+    assert outcome.step == 6
+    assert list_steps(tmp_path / "checkpoints") == [0, 4, 6]
+
+
+def test_a_stop_before_the_first_step_is_clean(tmp_path: Path) -> None:
+    assert trainer(tmp_path, config(), stop_after=0).train().step == 0
+    assert list_steps(tmp_path / "checkpoints") == [0]
+
+
+def test_the_result_does_not_depend_on_how_a_batch_is_cut(tmp_path: Path) -> None:
+    whole, cut = trainer(tmp_path / "a", config()), trainer(tmp_path / "b", config(micro_batch_size=1))
+    for _ in range(3):
+        assert whole.train_step()[0] == pytest.approx(cut.train_step()[0], rel=1e-5)
+
+
+def test_loss_falls(tmp_path: Path) -> None:
+    trainer(tmp_path, config(max_steps=60, warmup_steps=5, save_interval=100)).train()
+    losses = [loss for _, loss, _, _ in curve(tmp_path)]
+    assert losses[0] == pytest.approx(math.log(300), rel=0.05)
+    assert losses[-1] < losses[0] - 1
+
+
+def test_a_loss_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
+    run = trainer(tmp_path, config())
+    run.save()
+    with torch.no_grad():
+        run.model.model.norm.weight[0] = math.nan
+    with pytest.raises(DivergedError, match="step 1: loss nan"):
+        run.train_step()
+    assert list_steps(tmp_path / "checkpoints") == [0]
+
+
+def test_more_steps_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    trainer(tmp_path, config()).train()
+    longer = trainer(tmp_path, config(max_steps=16))
+    assert longer.train().step == 16
+    assert [step for step, *_ in curve(tmp_path)] == list(range(1, 17))
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    cut_back(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
