@@ -1,32 +1,48 @@
-"""The sessions: each chooses an environment and calls one verb of `python -m pipeline`."""
+"""The sessions: each calls one verb of `python -m pipeline`, or one tool, in the project's one environment."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from pathlib import Path
 
 import nox
 
 ROOT = Path(__file__).parent
-nox.needs_version = ">=2024.10.9"
-nox.options.default_venv_backend = "virtualenv"  # comes with nox; pip, not uv, so that torch's pin means one thing
-nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "tests"]
-
+ENVIRONMENT = ROOT / ".nox" / "pipeline"
+PYTHON = ENVIRONMENT / "bin" / "python"
 EXTRAS = "train,report,test,lint"
 STOP_SECONDS = 180  # a stop saves a checkpoint first
 
-session = nox.session(venv_location=ROOT / ".nox" / "pipeline")  # one environment: torch is installed once
+nox.options.sessions = ["lint", "tests"]
 
 
 def install(session: nox.Session) -> None:
-    """Install the project, unless this environment was made from the same pyproject.toml."""
-    stamp = Path(session.virtualenv.location) / "installed"
+    """Make the environment, unless this one was made from the same pyproject.toml.
+
+    One for all sessions, because torch is large; made here and not by nox, which gives every session one of its own
+    and would remove the interpreter under a Run that it started. By pip, whatever nox's backend is: uv and pip do not
+    agree on which build `torch==2.13.0` is.
+    """
+    stamp = ENVIRONMENT / "installed"
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == wanted:
+    if PYTHON.is_file() and stamp.is_file() and stamp.read_text() == wanted:
         return
-    session.install("-e", f"{ROOT}[{EXTRAS}]")
+    if not PYTHON.is_file():
+        session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(ENVIRONMENT), external=True)
+    session.log(f"installing into {ENVIRONMENT.relative_to(ROOT)}; the first time this takes a few minutes")
+    run(session, "-m", "pip", "install", "--quiet", "-e", f"{ROOT}[{EXTRAS}]")
     stamp.write_text(wanted)
+
+
+def run(session: nox.Session, *words: str) -> None:
+    """Run the environment's Python, with its tools first on PATH."""
+    path = os.pathsep.join([str(PYTHON.parent), os.environ.get("PATH", os.defpath)])
+    session.run(
+        str(PYTHON), *words, external=True, env={"PATH": path},
+        interrupt_timeout=STOP_SECONDS, terminate_timeout=STOP_SECONDS,
+    )  # fmt: skip
 
 
 def pipeline(session: nox.Session, *words: str) -> None:
@@ -34,52 +50,55 @@ def pipeline(session: nox.Session, *words: str) -> None:
     install(session)
     session.chdir(session.invoked_from)
     # -P: a folder named `pipeline` there must not be imported in place of ours.
-    session.run("python", "-P", "-m", "pipeline", *words, interrupt_timeout=STOP_SECONDS, terminate_timeout=STOP_SECONDS)
+    run(session, "-P", "-m", "pipeline", *words)
 
 
-@session
+@nox.session(python=False)
 def pretrain(session: nox.Session) -> None:
     """Run the whole chain: [CONFIG] [key.path=value ...] [--cluster local] [--dry-run]."""
     pipeline(session, "submit", *session.posargs)
 
 
-@session
+@nox.session(python=False)
 def tokenize(session: nox.Session) -> None:
     """Run tokenize alone: [CONFIG or RUN] [key.path=value ...]."""
     pipeline(session, "submit", "--only", "tokenize", *session.posargs)
 
 
-@session
+@nox.session(python=False)
 def evaluate(session: nox.Session) -> None:
     """Run evaluate alone: [CONFIG or RUN] [key.path=value ...]."""
     pipeline(session, "submit", "--only", "evaluate", *session.posargs)
 
 
-@session
+@nox.session(python=False)
 def inference(session: nox.Session) -> None:
     """Run inference alone: [CONFIG or RUN] [key.path=value ...]."""
     pipeline(session, "submit", "--only", "inference", *session.posargs)
 
 
-@session
+@nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """Run the tests: [pytest's options]."""
     install(session)
-    session.run("python", "-m", "pytest", *session.posargs)
+    run(session, "-m", "pytest", *session.posargs)
 
 
-@session
+@nox.session(python=False)
 def lint(session: nox.Session) -> None:
-    """Check format, types and shell scripts."""
+    """Check style, types and shell scripts."""
     install(session)
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy")
-    session.run("shellcheck", "-x", *map(str, [*sorted(Path("sbatch").iterdir()), Path(".ci/run")]))
+    run(session, "-m", "ruff", "check", ".")
+    run(session, "-m", "ruff", "format", "--check", ".")
+    run(session, "-m", "mypy")
+    session.run(str(PYTHON.with_name("shellcheck")), "-x", *SHELL_SCRIPTS, external=True)
 
 
-@session
+SHELL_SCRIPTS = [str(path.relative_to(ROOT)) for path in [*sorted(ROOT.glob("sbatch/*")), ROOT / ".ci" / "run"]]
+
+
+@nox.session(python=False)
 def faults(session: nox.Session) -> None:
-    """Kill the chain at random moments and compare its results with an undisturbed twin: [--rounds N] [--seed N]."""
+    """Kill a chain at random moments and compare its results with an undisturbed twin: [--kills N] [--seed N]."""
     install(session)
-    session.run("python", "tests/faults/kill_chain.py", *session.posargs)
+    run(session, "tests/faults/kill_chain.py", *session.posargs)

@@ -49,9 +49,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_DONE
     except Exception as error:
-        if not hasattr(error, "format_message"):  # click's own: wrong words on the command line
+        show = getattr(error, "show", None)  # click's own: wrong words on the command line
+        if show is None:
             raise
-        error.show()
+        show()
         code = getattr(error, "exit_code", 2)
     sys.exit(code)
 
@@ -160,6 +161,6 @@ def report(run: RunPath) -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a config file, for editors."""
-    from pipeline.config import config_schema
+    from pipeline.config_docs import config_schema
 
     print(json.dumps(config_schema(), indent=2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-
 VOID = ("input",)  # elements without content or end tag
 
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
-import pipeline.config_load as loading
 from pipeline.config import Config, DataSource
-from pipeline.config_docs import config_reference, config_schema
-from pipeline.config_errors import WORDS, ConfigError
-from pipeline.config_hints import ELSEWHERE, section_in
-from pipeline.config_load import config_differences, dump_config, load_config, load_run_config
-from pipeline.errors import UserError
+from pipeline.config_errors import ConfigError
+from pipeline.config_hints import section_in
+from pipeline.config_load import dump_config, load_config, load_run_config
 from pipeline.slurm_time import canonical_time, time_seconds
 from pipeline.yaml12 import YamlError
 

@@ -25,7 +25,7 @@ class CPUMuon(Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Make one update; there is no closure."""
         for group in self.param_groups:
             for p in group["params"]:

@@ -117,7 +117,7 @@ class Trainer:
         # DDP takes the mean over ranks, each of which holds 1 / world_size of the tokens.
         share = world_size / sizes.tokens_per_step(self.config)
         total = torch.zeros((), device=self.hardware.device)
-        parts = batch.split(micro)
+        parts = torch.split(batch, micro)
         for number, part in enumerate(parts, start=1):
             if isinstance(self.parallel, DistributedDataParallel):
                 self.parallel.require_backward_grad_sync = number == len(parts)
@@ -141,7 +141,7 @@ class Trainer:
 
     def _log(self, loss: float, grad_norm: float, clock: StepClock) -> None:
         if self.is_main:
-            record = {"step": self.step, "tokens": self.tokens, "loss": loss, "lr": self._learning_rate()}
+            record: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "loss": loss, "lr": self._learning_rate()}
             record |= {"grad_norm": grad_norm, "tokens_per_s": clock.tokens_per_s(), "mfu": None, "time": time.time()}
             append_line(self.files.metrics, record)
         clock.restart()

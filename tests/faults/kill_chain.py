@@ -1,0 +1,143 @@
+"""Kill a chain with SIGKILL at random moments, again and again, and compare its results with an undisturbed twin.
+
+`nox -s faults -- [--kills N] [--seed N]`. Every round kills everything that belongs to the Run, in no order: the
+scheduler, the job script, the stage. Then the same command is given again. At the end tokens, losses, weights, scores
+and samples must be those of the twin, and no process, temporary file or foreign checkpoint may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
+
+from conftest import MICRO, environment, write_corpus  # noqa: E402
+
+from pipeline.files import read_json, read_lines  # noqa: E402
+from pipeline.run import Run  # noqa: E402
+
+OVERRIDES = ("pretrain.max_steps=400", "pretrain.save_interval=40", "pretrain.keep_last=2", "inference.max_new_tokens=24")
+CHAIN_SECONDS = 300
+
+
+def start(config: Path, name: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pipeline", "submit", str(config), f"name={name}", *OVERRIDES, "--cluster", "local"]
+    log = (config.parent / f"{name}.log").open("ab")
+    return subprocess.Popen(command, stdout=log, stderr=log, env=environment(), start_new_session=True)
+
+
+def processes_of(run: Run) -> list[int]:
+    """List the pids whose command line or environment names the Run's folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(run.root) in line:
+            found.append(int(folder.name))
+    return found
+
+
+def kill_all(chain: subprocess.Popen[bytes], run: Run, shuffle: random.Random) -> None:
+    """SIGKILL the scheduler and all that it started, in random order."""
+    pids = [chain.pid, *processes_of(run)]
+    shuffle.shuffle(pids)
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        time.sleep(shuffle.choice([0, 0, 0.05]))
+    chain.wait(timeout=30)
+
+
+def where(run: Run) -> str:
+    """Say how far the Run has come, for the table."""
+    if not run.config.is_file():
+        return "making the Run"
+    if not run.index.is_file():
+        return "tokenize"
+    steps = read_lines(run.metrics)
+    if 400 not in run.checkpoint_steps():
+        return f"pretrain, step {steps[-1]['step'] if steps else 0}"
+    return "inference" if list(run.root.glob("scores/*-00000400/*.json")) else "evaluate"
+
+
+def results(run: Run) -> dict[str, object]:
+    """Collect what the twin must have too."""
+    manifest = read_json(run.checkpoint(400) / "manifest.json")
+    return {
+        "tokens": {path.name: path.read_bytes() for path in sorted(run.data.glob("*.bin"))},
+        "losses": [(record["step"], record["loss"], record["lr"]) for record in read_lines(run.metrics)],
+        "weights": {name: file["sha256"] for name, file in manifest["files"].items() if name.endswith(".distcp")},
+        "scores": [read_json(path)["nll"] for path in sorted(run.root.glob("scores/step-*/*.json"))],
+        "samples": [(record["prompt"], record["completion"]) for record in read_lines(run.samples(400))],
+        "checkpoints": sorted(path.name for path in run.checkpoints.iterdir()),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    shuffle = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        write_corpus(root / "corpus")
+        config = root / "micro.yaml"
+        config.write_text(MICRO.format(runs=root / "runs", corpus=root / "corpus"), encoding="utf-8")
+        run, twin = Run(root / "runs" / "micro"), Run(root / "runs" / "twin")
+
+        began = time.monotonic()
+        if start(config, "twin").wait(timeout=CHAIN_SECONDS) != 0:
+            sys.stderr.write((root / "twin.log").read_text())
+            return 1
+        whole = time.monotonic() - began
+        print(f"twin: {whole:.1f} s undisturbed")
+
+        # The moments are drawn over the whole chain, each counted from where the last kill left it.
+        moments = sorted(shuffle.uniform(0, whole) for _ in range(options.kills))
+        for number, (last, moment) in enumerate(zip([0.0, *moments], moments, strict=False), start=1):
+            chain = start(config, "micro")
+            # A restart repeats its start-up; without it later kills would never get past the first stages.
+            deadline = time.monotonic() + max(0.5, moment - last) + (4.0 if number > 1 else 0.0)
+            while time.monotonic() < deadline and chain.poll() is None:
+                time.sleep(0.02)
+            place = where(run) if chain.poll() is None else "already complete"
+            kill_all(chain, run, shuffle)
+            print(f"kill {number:2}: {place}", flush=True)
+            if left := processes_of(run):
+                print(f"still there: {left}")
+                return 1
+        if start(config, "micro").wait(timeout=CHAIN_SECONDS) != 0:
+            sys.stderr.write((root / "micro.log").read_text())
+            return 1
+        return compare(results(run), results(twin), run)
+
+
+def compare(got: dict[str, object], wanted: dict[str, object], run: Run) -> int:
+    """Print what is equal and what is not; return the exit code."""
+    failed = 0
+    for what, value in wanted.items():
+        equal = got[what] == value
+        failed += not equal
+        print(f"{what:12} {'equal' if equal else f'DIFFERENT: {got[what]!r:.500} is not {value!r:.500}'}")
+    leftovers = [str(p.relative_to(run.root)) for p in run.root.rglob("*") if p.name.endswith((".tmp", ".old"))]
+    print(f"{'leftovers':12} {leftovers or 'none'}")
+    print("PASSED" if not failed and not leftovers else "FAILED")
+    return int(bool(failed or leftovers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

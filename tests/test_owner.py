@@ -1,0 +1,83 @@
+"""One owner at a time, also after owners that were killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import environment
+
+from pipeline.errors import NotReadyError
+from pipeline.owner import is_alive, owned, process_start, this_process, try_to_own
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from pipeline.owner import try_to_own
+holder = try_to_own(Path(sys.argv[1]))
+print("held" if holder else "owned", flush=True)
+if holder is None:
+    time.sleep(60)
+"""
+
+
+def contender(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True, env=environment()
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_living_owner_is_respected_and_a_dead_one_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "owner.json"
+    other = contender(path)
+    assert first_line(other) == "owned"
+    with pytest.raises(NotReadyError, match=f"held by process {other.pid}"), owned(path, "Run x"):
+        pass
+    other.kill()
+    other.wait()
+    with owned(path, "Run x"):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert not path.exists()
+
+
+def test_of_many_racers_for_a_dead_owners_place_one_wins(tmp_path: Path) -> None:
+    path = tmp_path / "owner.json"
+    path.write_text(json.dumps(this_process() | {"pid": 2**22 - 3}))
+    racers = [contender(path) for _ in range(8)]
+    results = sorted(first_line(racer) for racer in racers)
+    for racer in racers:
+        racer.kill()
+        racer.wait()
+    assert results == ["held"] * 7 + ["owned"]
+
+
+def test_a_reused_pid_is_another_process() -> None:
+    assert is_alive(this_process())
+    assert not is_alive(this_process() | {"started": "1"})
+
+
+def test_an_owner_on_another_host_is_taken_to_live() -> None:
+    assert is_alive({"host": "elsewhere", "pid": 1, "started": "1"})
+
+
+def test_a_torn_record_is_no_owner(tmp_path: Path) -> None:
+    path = tmp_path / "owner.json"
+    path.write_text('{"pid": 1')
+    assert try_to_own(path) is None
+
+
+def test_a_zombie_is_gone() -> None:
+    child = subprocess.Popen(["true"])
+    time.sleep(0.2)
+    assert process_start(child.pid) is None
+    child.wait()
