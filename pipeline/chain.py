@@ -42,7 +42,9 @@ def request(words: Sequence[str], cluster: str | None, only: str | None) -> Requ
     words = list(words)
     path = Path(words.pop(0)) if words and _is_path(words[0]) else DEFAULT_CONFIG
     if surplus := [word for word in words if "=" not in word]:
-        raise UserError(f"{surplus[0]}: after the config only key.path=value is understood, such as pretrain.max_steps=500")
+        raise UserError(
+            f"{surplus[0]}: after the config only key.path=value is understood, such as pretrain.max_steps=500"
+        )
     config = _load(path, words)
     run = run_of(config)
     check_config(run, config)

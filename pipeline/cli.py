@@ -24,7 +24,9 @@ talk = Console(stderr=True, highlight=False)
 
 What = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[CONFIG or RUN] [key.path=value ...]", help="Without a file: configs/tiny.yaml.", show_default=False),
+    typer.Argument(
+        metavar="[CONFIG or RUN] [key.path=value ...]", help="Without a file: configs/tiny.yaml.", show_default=False
+    ),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The Run's folder, such as runs/tiny.")]
 ClusterName = Annotated[str | None, typer.Option("--cluster", help="Where to run: local.", metavar="NAME")]
@@ -138,7 +140,9 @@ def stop(run: RunPath) -> None:
 
 
 @app.command()
-def resume(run: RunPath, overrides: Annotated[list[str] | None, typer.Argument(metavar="[key.path=value ...]")] = None) -> int:
+def resume(
+    run: RunPath, overrides: Annotated[list[str] | None, typer.Argument(metavar="[key.path=value ...]")] = None
+) -> int:
     """Run what is missing of a Run; takes back a `stop`."""
     from pipeline import chain
     from pipeline.run import Run

@@ -85,7 +85,9 @@ def _await_former_attempt(jobs: Jobs, console: Console) -> None:
     """Wait for the processes of a killed scheduler: they were told to save and end when it died."""
     deadline = time.monotonic() + FORMER_ATTEMPT_SECONDS
     for record in jobs.former_processes():
-        console.print(f"waiting for an earlier attempt of {record['stage']} to end (process {record['process']['pid']})")
+        console.print(
+            f"waiting for an earlier attempt of {record['stage']} to end (process {record['process']['pid']})"
+        )
         while is_alive(record["process"]):
             if time.monotonic() > deadline:
                 raise NotReadyError(
@@ -99,7 +101,9 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console) -
     """Run one Job to its end and record it."""
     if run.stop.exists():
         jobs.update(job, state="stopped", reason="control/stop is there")
-        console.print(f"[bold]{job.stage}[/]  not started: the Run was stopped. Go on with:\n  {command('resume', run.root)}")
+        console.print(
+            f"[bold]{job.stage}[/]  not started: the Run was stopped. Go on with:\n  {command('resume', run.root)}"
+        )
         return EXIT_FAILED
     attempt = jobs.next_attempt(job)
     log = run.log(job.stage, job.job_id, attempt)

@@ -59,7 +59,9 @@ class JobProgress:
         """Read what is new and show it. Never raises for what the files hold, nor for a closed terminal."""
         lines = self.log.lines() if self.log else []
         if self.pretrain:
-            new = [row for line in self.metrics.lines() if (row := json_line(line)) and whole(row.get("step")) is not None]
+            new = [
+                row for line in self.metrics.lines() if (row := json_line(line)) and whole(row.get("step")) is not None
+            ]
             self.rows = [*self.rows, *new][-REMEMBERED_LINES:]
         with suppress(OSError):
             self.display.show(lines)
@@ -131,7 +133,10 @@ class _Live:
     def __init__(self, job: JobProgress, console: Console) -> None:
         self.job = job
         self.last_line = "starting"
-        columns: list[ProgressColumn] = [SpinnerColumn(finished_text="[green]✓"), TextColumn("[bold]{task.description}")]
+        columns: list[ProgressColumn] = [
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("[bold]{task.description}"),
+        ]
         if job.pretrain:
             columns.append(_Bar(bar_width=24))
         # The rest of the line is cut where the terminal ends; a wrapped line could not be redrawn.

@@ -106,7 +106,9 @@ def tiles(status: Status, metrics: list[Record], seconds: float) -> Html:
         found.append((duration(seconds), "time in steps", ""))
     if status.goodput is not None:
         found.append((f"{status.goodput:.0%}", "goodput: steps / wall time", ""))
-    shown = [tag("div", tag("b", value), tag("span", label), class_=f"tile {kind}".strip()) for value, label, kind in found]
+    shown = [
+        tag("div", tag("b", value), tag("span", label), class_=f"tile {kind}".strip()) for value, label, kind in found
+    ]
     return tag("div", *shown, class_="tiles") if shown else Html("")
 
 
@@ -206,7 +208,9 @@ def data(index: Record) -> Html:
     splits = {name: split for name, split in _mapping(index.get("splits")).items() if isinstance(split, dict)}
     if not splits:
         return Html("")
-    keys = list(dict.fromkeys(key for split in splits.values() for key, value in split.items() if number(value) is not None))
+    keys = list(
+        dict.fromkeys(key for split in splits.values() for key, value in split.items() if number(value) is not None)
+    )
     rows = [(name, *[_count(split.get(key)) for key in keys]) for name, split in splits.items()]
     titles = ("split", *[key.replace("_", " ") for key in keys])
     told = {**_flat("tokenizer", index.get("tokenizer")), **_flat("read", index.get("read"))}
@@ -233,7 +237,9 @@ def jobs(status: Status, verdicts: list[Record], events: list[Record]) -> Html:
         left_out = f", the last {MAX_EVENTS}" if len(events) > MAX_EVENTS else ""
         summary = f"Events ({len(events):,}{left_out})"
         rows_ = [_event_row(event) for event in events[-MAX_EVENTS:]]
-        content.append(details(summary, table(("time", "event", "stage", "attempt", "step", "more"), rows_, numbers=(4,))))
+        content.append(
+            details(summary, table(("time", "event", "stage", "attempt", "step", "more"), rows_, numbers=(4,)))
+        )
     return join(content)
 
 

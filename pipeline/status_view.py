@@ -47,7 +47,9 @@ def next_commands(status: Status) -> list[tuple[str, str]]:
     if status.state in ("running", "pending"):
         return [follow, ("stop", command("stop", root))]
     if status.state == "completed":
-        return [("report", shown(status.run.report)) if status.run.report.is_file() else ("report", command("report", root))]
+        return [
+            ("report", shown(status.run.report)) if status.run.report.is_file() else ("report", command("report", root))
+        ]
     if status.state == "planned":
         return [("start", command("resume", root))]
     failed = [("log", shown(root / job.log)) for job in status.jobs if job.state == "failed" and job.log]

@@ -31,10 +31,14 @@ EXIT_CODES = {
 OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}
 
 
-def write_verdict(run: Run, job_id: str, attempt: int, stage: str | None, verdict: str, reason: str, step: int | None) -> None:
+def write_verdict(
+    run: Run, job_id: str, attempt: int, stage: str | None, verdict: str, reason: str, step: int | None
+) -> None:
     """Record how attempt `attempt` of a Job ended."""
     record = {"verdict": verdict, "reason": reason, "stage": stage, "step": step}
-    write_json(run.verdict(job_id, attempt), record | {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()})
+    write_json(
+        run.verdict(job_id, attempt), record | {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+    )
 
 
 def read_verdict(run: Run, job_id: str, attempt: int, exit_status: int | None = None) -> dict[str, Any]:

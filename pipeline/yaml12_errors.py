@@ -32,7 +32,10 @@ PROBLEMS = [
     ("expected <block end>, but found '-'", "a list item among keys (the keys begin in line {near}); indent it"),
     ("expected <block end>, but found ':'", "a key is missing before the colon"),
     ("expected <block end>", "this line does not fit what began in line {near}; give the same indentation to both"),
-    ("the node content, but found '<stream end>'", "the value ends too early; close what is open, or write it in quotes"),
+    (
+        "the node content, but found '<stream end>'",
+        "the value ends too early; close what is open, or write it in quotes",
+    ),
     (r"the node content, but found '(.*?)'", "a value was expected, but here is {0}; put quotes around text"),
     ("alphabetic or numeric", "text that begins with * or & must stand in quotes"),
     ("chomping or indentation", "text after | or > must begin on the next line"),

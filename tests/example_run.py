@@ -47,12 +47,24 @@ def make_run(root: Path) -> Run:
     append_line(run.samples(MAX_STEPS), sample("def fibonacci(n):", "\n    if n < 2:\n        return n\n", "stop"))
     append_line(run.samples(MAX_STEPS), sample("# " + HOSTILE, "\n# fine\n", "length"))
     write_events(run)
-    write_jobs(run, [job(stage, str(at), at) for at, stage in enumerate(("tokenize", "pretrain", "evaluate", "inference"), 1)])
+    write_jobs(
+        run, [job(stage, str(at), at) for at, stage in enumerate(("tokenize", "pretrain", "evaluate", "inference"), 1)]
+    )
     for at, stage in enumerate(("tokenize", "pretrain", "evaluate", "inference"), 1):
         write_text(run.log(stage, str(at), 0), f"{stage} begins\n{stage} ends\n")
         write_verdict(run, stage, str(at), "complete")
-    record: dict[str, Any] = {"created": "2025-10-09T10:53:20+0200", "commit": "0123abcd", "python": "3.11.7", "torch": "2.13.0"}
-    record |= {"host": "laptop", "seed": 1, "parameters": 1_830_528, "hardware": {"precision": "fp32", "compile": False}}
+    record: dict[str, Any] = {
+        "created": "2025-10-09T10:53:20+0200",
+        "commit": "0123abcd",
+        "python": "3.11.7",
+        "torch": "2.13.0",
+    }
+    record |= {
+        "host": "laptop",
+        "seed": 1,
+        "parameters": 1_830_528,
+        "hardware": {"precision": "fp32", "compile": False},
+    }
     write_json(run.record, record)
     return run
 
@@ -99,7 +111,9 @@ def write_events(run: Run) -> None:
     end = START + 40 + MAX_STEPS * STEP_SECONDS
     common = {"host": "laptop", "stage": "pretrain", "job_id": "2", "attempt": 0}
     for event, moment in (("start", START + 25), ("save", end - 1), ("complete", end)):
-        append_line(run.events, {"time": moment, "event": event, **common, "step": 0 if event == "start" else MAX_STEPS})
+        append_line(
+            run.events, {"time": moment, "event": event, **common, "step": 0 if event == "start" else MAX_STEPS}
+        )
 
 
 def job(stage: str, job_id: str, place: int = 1, state: str = "completed", **changes: Any) -> dict[str, Any]:

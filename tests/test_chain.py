@@ -176,7 +176,9 @@ def test_a_second_scheduler_is_refused(micro: Path, run: Run, pipeline: Pipeline
     chain.communicate(timeout=60)
 
 
-def test_a_failing_stage_ends_the_chain_and_names_its_log(micro: Path, run: Run, pipeline: Pipeline, corpus: Path) -> None:
+def test_a_failing_stage_ends_the_chain_and_names_its_log(
+    micro: Path, run: Run, pipeline: Pipeline, corpus: Path
+) -> None:
     result = pipeline("submit", micro, "tokenize.vocab_size=30000", "--cluster", "local")
     assert result.returncode == 1
     assert "tokenize  failed" in result.stderr

@@ -96,7 +96,10 @@ def test_a_byte_order_mark_is_accepted(file: Path) -> None:
 REFUSED: dict[str, tuple[str | bytes, str]] = {
     "B07 duplicate": ("lr: 1\nx: 2\nlr: 3", "x.yaml:3: the key 'lr' is written in line 1 and again in line 3"),
     "B07 duplicate section": ("train:\n  a: 1\ntrain:\n  b: 2", "line 1 and again in line 3"),
-    "B07 duplicate deep": ("a: [{b: {c: 1,\n c: 2}}]", "x.yaml:2: the key 'c' is written in line 1 and again in line 2"),
+    "B07 duplicate deep": (
+        "a: [{b: {c: 1,\n c: 2}}]",
+        "x.yaml:2: the key 'c' is written in line 1 and again in line 2",
+    ),
     "B07 duplicate after quotes": ("a: 1\n'a': 2", "line 1 and again in line 2"),
     "B09 tab": ("a:\n\tb: 1", "x.yaml:2: a tab; indent and separate with blanks"),
     "B09 tab between": ("a:\t1", "x.yaml:1: a tab"),
@@ -121,7 +124,10 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "B09 text after quotes": ("a: 'b' c", "text after the closing quote"),
     "B09 no key": (": 1", "x.yaml:1: a key is missing before the colon"),
     "B09 list as key": ("[a]: 1", "x.yaml:1: a list or mapping cannot be a key"),
-    "B10 python tag": ("a: !!python/object:os.system x", "x.yaml:1: the tag 'tag:yaml.org,2002:python/object:os.system'"),
+    "B10 python tag": (
+        "a: !!python/object:os.system x",
+        "x.yaml:1: the tag 'tag:yaml.org,2002:python/object:os.system'",
+    ),
     "B10 harmless tag": ("a: !!str 1", "x.yaml:1: the tag 'tag:yaml.org,2002:str' is not allowed"),
     "B10 anchor": ("a: &x 1", "x.yaml:1: the anchor &x is not allowed"),
     "B10 alias": ("a: *x", "x.yaml:1: the alias *x is not allowed"),
@@ -216,7 +222,9 @@ def test_b10_bombs_end_within_a_second_and_200_megabytes(tmp_path: Path) -> None
 
 
 @given(st.one_of(st.binary(max_size=60), st.text("ab:-[]{}'\"\\#&*!|>%@? \t\n01.,~<", max_size=40).map(str.encode)))
-def test_no_content_ever_raises_anything_but_a_user_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_no_content_ever_raises_anything_but_a_user_error(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
     path.write_bytes(data)
     try:
@@ -229,7 +237,11 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(
     "12:00:00 no on y ON 1e-4 1_000 0o7 08 .5 ~ null True = << 2024-01-01 3.10 -.inf - ? # & * ! % @ ` | >".split()
 )
 SCALARS = (
-    TEXTS | st.booleans() | st.none() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
+    TEXTS
+    | st.booleans()
+    | st.none()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
 )
 LEAVES = SCALARS | st.lists(SCALARS | st.dictionaries(TEXTS.filter(bool), SCALARS, max_size=3), max_size=4)
 MAPPINGS = st.dictionaries(

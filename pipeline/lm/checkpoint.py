@@ -29,7 +29,12 @@ class CheckpointError(UserError):
 
 
 def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizers: list[Optimizer], progress: dict[str, int], about: dict[str, Any]
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    progress: dict[str, int],
+    about: dict[str, Any],
 ) -> Path:
     """Save model, optimizers and counters as `folder`/step-N; all ranks call it. Return the new folder.
 
@@ -55,8 +60,7 @@ def save_checkpoint(
 def _publish(temporary: Path, final: Path, step: int, about: dict[str, Any]) -> None:
     """Write the manifest and rename the folder: from here on the checkpoint exists."""
     files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in sorted(temporary.iterdir())
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in sorted(temporary.iterdir())
     }
     manifest = {"format": FORMAT, "step": step, "time": time.time(), "world_size": _world_size()} | about
     write_json(temporary / MANIFEST, manifest | {"files": files})
@@ -109,7 +113,9 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
     return None, refused
 
 
-def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: list[Optimizer], counters: tuple[str, ...]) -> dict[str, int]:
+def load_checkpoint(
+    checkpoint: Path, model: nn.Module, optimizers: list[Optimizer], counters: tuple[str, ...]
+) -> dict[str, int]:
     """Load a verified checkpoint into model and optimizers, at any world size; return the counters."""
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 

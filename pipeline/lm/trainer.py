@@ -50,7 +50,9 @@ class Files:
 class Trainer:
     """Model, optimizers and data of one Run, on this rank."""
 
-    def __init__(self, config: Config, hardware: Hardware, batches: Batches, files: Files, about: dict[str, Any]) -> None:
+    def __init__(
+        self, config: Config, hardware: Hardware, batches: Batches, files: Files, about: dict[str, Any]
+    ) -> None:
         self.config, self.hardware, self.batches, self.files, self.about = config, hardware, batches, files, about
         self.model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
         self.model.init_weights(config.seed)
@@ -141,7 +143,12 @@ class Trainer:
 
     def _log(self, loss: float, grad_norm: float, clock: StepClock) -> None:
         if self.is_main:
-            record: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "loss": loss, "lr": self._learning_rate()}
+            record: dict[str, Any] = {
+                "step": self.step,
+                "tokens": self.tokens,
+                "loss": loss,
+                "lr": self._learning_rate(),
+            }
             record |= {"grad_norm": grad_norm, "tokens_per_s": clock.tokens_per_s(), "mfu": None, "time": time.time()}
             append_line(self.files.metrics, record)
         clock.restart()

@@ -108,7 +108,11 @@ def _ownership(run: Run, attempt: Attempt) -> AbstractContextManager[None]:
     if attempt.rank != 0:
         return nullcontext()
     return owned(
-        run.control / "owner.json", f"Run {run.name}", FORMER_OWNER_SECONDS, job_id=attempt.job_id, attempt=attempt.number
+        run.control / "owner.json",
+        f"Run {run.name}",
+        FORMER_OWNER_SECONDS,
+        job_id=attempt.job_id,
+        attempt=attempt.number,
     )
 
 

@@ -23,7 +23,10 @@ class StopWatch:
 
     def __init__(self, run: Run, attempt: Attempt) -> None:
         self.signal: str | None = None
-        self.files = {run.stop: "control/stop: a person ended the chain", run.warned(attempt.job_id, attempt.number): "warned"}
+        self.files = {
+            run.stop: "control/stop: a person ended the chain",
+            run.warned(attempt.job_id, attempt.number): "warned",
+        }
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._take)
 
@@ -47,7 +50,9 @@ def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
     try:
         shards = TokenShards(run.data, "train")
         batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
-        trainer = Trainer(config, hardware, batches, _files(run, attempt, watch), {"tokenizer": shards.tokenizer_fingerprint})
+        trainer = Trainer(
+            config, hardware, batches, _files(run, attempt, watch), {"tokenizer": shards.tokenizer_fingerprint}
+        )
         outcome = trainer.train()
     finally:
         end_ranks()

@@ -25,12 +25,27 @@ from conftest import MICRO, environment, write_corpus  # noqa: E402
 from pipeline.files import read_json, read_lines  # noqa: E402
 from pipeline.run import Run  # noqa: E402
 
-OVERRIDES = ("pretrain.max_steps=400", "pretrain.save_interval=40", "pretrain.keep_last=2", "inference.max_new_tokens=24")
+OVERRIDES = (
+    "pretrain.max_steps=400",
+    "pretrain.save_interval=40",
+    "pretrain.keep_last=2",
+    "inference.max_new_tokens=24",
+)
 CHAIN_SECONDS = 300
 
 
 def start(config: Path, name: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pipeline", "submit", str(config), f"name={name}", *OVERRIDES, "--cluster", "local"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "submit",
+        str(config),
+        f"name={name}",
+        *OVERRIDES,
+        "--cluster",
+        "local",
+    ]
     log = (config.parent / f"{name}.log").open("ab")
     return subprocess.Popen(command, stdout=log, stderr=log, env=environment(), start_new_session=True)
 
