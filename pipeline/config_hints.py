@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -71,13 +71,16 @@ def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     return section
 
 
-def _all_keys(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Yield (name of the section or '', key) of the top level and of each section."""
+@cache  # asked once for each unknown key, of which a file can hold thousands
+def _all_keys(model: type[BaseModel]) -> list[tuple[str, str]]:
+    """List (name of the section or '', key) of the top level and of each section."""
+    keys = []
     for name, field in model.model_fields.items():
-        yield "", name
+        keys.append(("", name))
         inner = section_in(field.annotation)
         if inner is not None:
-            yield from ((name, key) for key in inner.model_fields)
+            keys += [(name, key) for key in inner.model_fields]
+    return keys
 
 
 def unknown_key(model: type[BaseModel], path: KeyPath) -> tuple[str, str | None]:
@@ -90,7 +93,7 @@ def unknown_key(model: type[BaseModel], path: KeyPath) -> tuple[str, str | None]
 
 def _hint(model: type[BaseModel], name: str, here: str) -> tuple[str, str | None]:
     tidy = name[:100].lower().replace("-", "_")
-    keys = list(_all_keys(model))
+    keys = _all_keys(model)
     sections = [section for section, key in keys if key == tidy and section != here]
     own = [key for section, key in keys if section == here]
     if tidy in own:

@@ -26,7 +26,7 @@ def canonical_time(text: str) -> str:
     within_hour = parts["dminutes"] + parts["minutes"]
     if seconds > 59 or within_hour > 59 or parts["dhours"] > 23:
         raise ValueError(
-            "is not a time limit: minutes and seconds end at 59, and hours after days at 23; write for example 1-12:30:00"
+            "is not a time limit: minutes and seconds end at 59, hours after days at 23; write for example 1-12:30:00"
         )
     hours = parts["days"] * 24 + parts["dhours"] + parts["hours"]
     minutes = hours * 60 + within_hour + parts["only_minutes"] + (seconds > 0)

@@ -20,6 +20,7 @@ PROBLEMS = [
         "a second colon in one value, or a key that is not in line with its neighbours; "
         "put quotes around text that holds ': ', or mend the indentation",
     ),
+    ("mapping keys are not allowed", "text that begins with ? must stand in quotes"),
     ("sequence entries are not allowed", "a list item cannot begin here; write `- ` on a line of its own"),
     ("could not find expected ':'", "a colon is missing after the key; write `key: value`"),
     ("unexpected end of stream", "the quote opened in line {near} is not closed; add it"),

@@ -118,6 +118,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "B09 open mapping": ("a: {b: 1\n", "the mapping opened by { in line 1 is broken here"),
     "B09 second colon": ("prompt: def f(x): return", "x.yaml:1: a second colon in one value"),
     "B09 glob": ("data: *.txt", "x.yaml:1: text that begins with * or & must stand in quotes"),
+    "B09 question": ("a: ? b", "x.yaml:1: text that begins with ? must stand in quotes"),
     "B09 at": ("data: @here", "x.yaml:1: text cannot begin with @"),
     "B09 escape": ('a: "C:\\data"', "\\d means nothing in double quotes"),
     "B09 huge escape": ('a: "\\UFFFFFFFF"', "out of range"),

@@ -1,0 +1,74 @@
+"""The sessions call the right verb in the caller's folder, and install once; the environment's Python is a fake."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PROJECT, environment
+
+FAKE_PYTHON = """#!/bin/sh
+echo "in $PWD: $*" >> {log}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Copy the noxfile beside an environment whose interpreter only writes down how it was called."""
+    root = tmp_path / "project"
+    (root / ".nox" / "pipeline" / "bin").mkdir(parents=True)
+    python = root / ".nox" / "pipeline" / "bin" / "python"
+    python.write_text(FAKE_PYTHON.format(log=tmp_path / "calls"))
+    python.chmod(0o755)
+    for name in ("noxfile.py", "pyproject.toml"):
+        shutil.copy(PROJECT / name, root / name)
+    return root
+
+
+def nox(project: Path, *words: str, folder: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nox", "-f", str(project / "noxfile.py"), *words],
+        capture_output=True, text=True, cwd=folder or project, env=environment(**changes), timeout=60, check=False,
+    )  # fmt: skip
+
+
+def calls(project: Path) -> list[str]:
+    return (project.parent / "calls").read_text().splitlines()
+
+
+def test_it_installs_once_and_again_when_the_packages_change(project: Path) -> None:
+    for _ in range(2):
+        assert nox(project, "-s", "pretrain").returncode == 0
+    assert sum("pip install" in call for call in calls(project)) == 1
+    (project / "pyproject.toml").write_text((project / "pyproject.toml").read_text() + "\n# changed\n")
+    nox(project, "-s", "pretrain")
+    assert sum("pip install" in call for call in calls(project)) == 2
+
+
+def test_relative_paths_mean_the_folder_it_is_called_from(project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    result = nox(project, "-s", "pretrain", "--", "mine.yaml", "seed=3", folder=folder)
+    assert result.returncode == 0, result.stderr
+    assert calls(project)[-1] == f"in {folder}: -P -m pipeline submit mine.yaml seed=3"
+
+
+@pytest.mark.parametrize("stage", ["tokenize", "evaluate", "inference"])
+def test_a_stage_alone(project: Path, stage: str) -> None:
+    assert nox(project, "-s", stage, "--", "runs/x").returncode == 0
+    assert calls(project)[-1].endswith(f"-m pipeline submit --only {stage} runs/x")
+
+
+@pytest.mark.parametrize("changes", [{"UV_PYTHON": "3.9"}, {"NOXFORCE_VENV_BACKEND": "uv"}, {"PATH": "/usr/bin:/bin"}])
+def test_the_users_environment_does_not_choose_the_interpreter(project: Path, changes: dict[str, str]) -> None:
+    assert nox(project, "-s", "pretrain", **changes).returncode == 0
+    assert calls(project)[-1].endswith("-P -m pipeline submit")
+
+
+def test_the_list_says_what_each_session_does(project: Path) -> None:
+    listed = nox(project, "--list").stdout
+    for session in ("pretrain", "tokenize", "evaluate", "inference", "tests", "lint", "faults"):
+        assert f"{session} -> " in listed
