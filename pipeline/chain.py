@@ -73,7 +73,6 @@ def submit(request: Request, console: Console) -> int:
     if all(is_complete(run, config, job.stage) for job in plan.jobs) and run.report.is_file():
         console.print(f"[bold]{run.name}[/]: everything is complete already")
         print_status(read_status(run), console)
-        _say_where(run, console)
         return EXIT_DONE
     prepare(run, config, plan)
     console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}: {' → '.join(job.stage for job in plan.jobs)}")
@@ -82,7 +81,6 @@ def submit(request: Request, console: Console) -> int:
         _report(run, console)
     if code == EXIT_DONE:
         print_status(read_status(run), console)
-        _say_where(run, console)
     return code
 
 
@@ -94,10 +92,6 @@ def _report(run: Run, console: Console) -> None:
         write_report(run)
     except Exception as error:
         console.print(f"the report could not be written: {error}. Try again with:\n  {command('report', run.root)}")
-
-
-def _say_where(run: Run, console: Console) -> None:
-    console.print(f"report:  {shown(run.report)}", soft_wrap=True)
 
 
 def print_plan(request: Request, console: Console) -> None:

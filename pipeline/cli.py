@@ -105,7 +105,7 @@ def status(run: RunPath, as_json: Json = False) -> int:
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
     else:
-        print_status(found, Console(highlight=False))
+        print_status(found, Console(highlight=False), source=True)
     return EXIT_FAILED if found.state == "failed" else EXIT_DONE
 
 

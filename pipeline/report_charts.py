@@ -44,7 +44,7 @@ def score_chart(scores: list[Score], compressors: dict[str, float]) -> list[Char
     curve = _curve([score.step for score in points], [score.score for score in points], "bits/byte", "accent")
     levels = [{"name": name, "y": value} for name, value in compressors.items()]
     chart = _frame(
-        "scores", "Over the training", "bits per byte; fewer is better", [curve | {"marks": True}], wide=True
+        "chart-scores", "Over the training", "bits per byte; fewer is better", [curve | {"marks": True}], wide=True
     )
     return [chart | {"levels": levels, "zero": True, "linear": True}]
 

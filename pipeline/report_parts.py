@@ -162,10 +162,14 @@ def training(metrics: list[Record], charts: list[Chart]) -> Html:
     rows = [metrics[at] for at in thinned(len(metrics), CURVE_ROWS)]
     titles = ("step", "tokens", "loss", "learning rate", "gradient norm", "tokens/s")
     cells = [
-        (f"{row['step']:,}", short(number(row.get("tokens"))), *[_digits(row.get(key)) for key in ("loss", "lr", "grad_norm")],
-         short(number(row.get("tokens_per_s"))))
+        (
+            f"{row['step']:,}",
+            short(number(row.get("tokens"))),
+            *[_digits(row.get(key)) for key in ("loss", "lr", "grad_norm")],
+            short(number(row.get("tokens_per_s"))),
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     numbers = details("The curves in numbers", table(titles, cells, numbers=range(6)), opened=not charts)
     if not charts:
         return join([tag("p", NO_PLOTLY, class_="note"), numbers])
@@ -223,16 +227,24 @@ def jobs(status: Status, verdicts: list[Record], events: list[Record]) -> Html:
     now, content = time.time(), []
     if status.jobs:
         rows = [
-            (job.stage, str(job.segment), job.job_id, "" if job.attempt is None else str(job.attempt), _state(job.state),
-             moment(job.started), duration(job.seconds(now)), job.reason)
+            (
+                job.stage,
+                str(job.segment),
+                job.job_id,
+                "" if job.attempt is None else str(job.attempt),
+                _state(job.state),
+                moment(job.started),
+                duration(job.seconds(now)),
+                job.reason,
+            )
             for job in status.jobs
-        ]  # fmt: skip
+        ]
         titles = ("stage", "segment", "job", "attempt", "state", "started", "duration", "reason")
         content.append(table(titles, rows, numbers=(1, 2, 3, 6)))
     if verdicts:
         listed = [_verdict_row(verdict) for verdict in verdicts]
-        titles = ("attempt", "stage", "verdict", "step", "time", "host", "reason")
-        content.append(details(f"Attempts ({len(listed)})", table(titles, listed, numbers=(3,))))
+        heads = ("attempt", "stage", "verdict", "step", "time", "host", "reason")
+        content.append(details(f"Attempts ({len(listed)})", table(heads, listed, numbers=(3,))))
     if events:
         left_out = f", the last {MAX_EVENTS}" if len(events) > MAX_EVENTS else ""
         summary = f"Events ({len(events):,}{left_out})"

@@ -234,7 +234,8 @@ def _missing(run: Run, config: Config | None) -> str:
 def _goodput(metrics: list[Record], events: list[Record], now: float | None) -> float | None:
     """Estimate the share of the time since training first started that went into the steps that count.
 
-    Lost steps, start-up, saves, stops and waiting in a queue all lower it. `now` is the time for a Run that goes on; else its last sign of life ends it.
+    Lost steps, start-up, saves, stops and waiting in a queue all lower it. `now` is the time for a Run that goes on;
+    else its last sign of life ends it.
     """
     training = [event for event in events if event.get("stage", "pretrain") == "pretrain"]
     times = [value for row in [*training, *metrics] if (value := number(row.get("time"))) is not None]

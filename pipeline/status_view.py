@@ -23,8 +23,8 @@ STYLES = {
 }
 
 
-def print_status(status: Status, console: Console) -> None:
-    """Print a Run's state, Jobs, progress, Scores and the command that comes next."""
+def print_status(status: Status, console: Console, *, source: bool = False) -> None:
+    """Print a Run's state, Jobs, progress, Scores, the command that comes next, and from what all this was read."""
     title = Text.assemble((status.run.name, "bold"), "  ", (status.state, STYLES[status.state]))
     console.print(title, highlight=False)
     if status.reason:
@@ -37,7 +37,8 @@ def print_status(status: Status, console: Console) -> None:
     _print_scores(status, console)
     for label, text in next_commands(status):
         _line(console, label, text)
-    _line(console, "source", status.source, "dim")
+    if source:
+        _line(console, "source", status.source, "dim")
 
 
 def next_commands(status: Status) -> list[tuple[str, str]]:

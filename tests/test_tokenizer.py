@@ -16,7 +16,7 @@ from pipeline.errors import NotReadyError, UserError
 from pipeline.files import sha256_file
 from pipeline.lm.tokenizer import PASSAGE_BYTES, Sample, Tokenizer, cut_text, train_tokenizer
 
-WORDS = "def return self import value while list of the data in step not None True print index".split()  # noqa: SIM905
+WORDS = "def return self import value while list of the data in step not None True print index".split()
 
 
 def corpus(documents: int = 60, seed: int = 0) -> list[bytes]:

@@ -44,7 +44,8 @@ def complete(model: Transformer, prompt: list[int], config: InferenceConfig, eos
     prompt = prompt or [eos]
     if len(prompt) > model.max_sequence_length:
         raise UserError(
-            f"inference.prompts: a prompt has {len(prompt)} tokens, the model's context holds {model.max_sequence_length}"
+            f"inference.prompts: a prompt has {len(prompt)} tokens, "
+            f"but the model's context holds {model.max_sequence_length}; shorten it"
         )
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device

@@ -69,7 +69,7 @@ def find_files(path: str) -> list[Path]:
     elif not glob.has_magic(path):
         raise UserError(f"{path}: no such file or folder (data: path)")
     else:
-        matches = glob.glob(path, recursive=True)  # noqa: PTH207  (pathlib takes no absolute pattern)
+        matches = glob.glob(path, recursive=True)
         everything = [Path(name) for name in matches if Path(name).is_file()]
         found = [file for file in everything if _suffixes(file)[0] in KINDS]
         what = f"match; known kinds: {_known_suffixes()}"

@@ -1,0 +1,56 @@
+"""Logs are printed whole, in order, and followed across attempts."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from example_run import make_run
+
+from pipeline.errors import NotReadyError, UserError
+from pipeline.files import write_text
+from pipeline.logs import log_files, read_logs
+from pipeline.run import Run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "example")
+
+
+def printed(run: Run, stage: str | None = None, lines: int | None = None, follow: bool = False) -> str:
+    out = io.StringIO()
+    read_logs(run, follow, stage, lines, out)
+    return out.getvalue()
+
+
+def test_all_logs_in_the_order_of_the_chain(run: Run) -> None:
+    text = printed(run)
+    places = [text.index(f"{stage} begins") for stage in ("tokenize", "pretrain", "evaluate", "inference")]
+    assert places == sorted(places)
+
+
+def test_attempts_are_ordered_as_numbers(run: Run) -> None:
+    for attempt in (10, 2):
+        write_text(run.log("pretrain", "2", attempt), f"attempt {attempt}\n")
+    assert [path.name for path in log_files(run, "pretrain")] == [f"pretrain-2.{n}.log" for n in (0, 2, 10)]
+
+
+def test_one_stage_and_its_last_lines(run: Run) -> None:
+    assert "pretrain begins" not in printed(run, "pretrain", lines=1)
+    assert "pretrain ends" in printed(run, "pretrain", lines=1)
+    assert "tokenize" not in printed(run, "pretrain")
+
+
+def test_following_a_run_that_has_ended_ends(run: Run) -> None:
+    assert "inference ends" in printed(run, follow=True)
+
+
+def test_what_is_not_there_is_said(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no stage 'train'"):
+        printed(run, "train")
+    empty = Run(tmp_path / "empty")
+    empty.root.mkdir()
+    with pytest.raises(NotReadyError, match="no log yet"):
+        printed(empty)

@@ -1,0 +1,64 @@
+"""The report is one file that asks for nothing, says what happened, and shows text as text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from example_run import HOSTILE, MAX_STEPS, job, make_run, write_jobs
+
+from pipeline.files import write_text
+from pipeline.report import write_report
+from pipeline.run import Run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "example")
+
+
+def html(run: Run) -> str:
+    return write_report(run).read_text(encoding="utf-8")
+
+
+def own_part(page: str) -> str:
+    """Return the page without plotly.js, whose source is full of addresses it may draw maps from."""
+    return re.sub(r"<script>.{100000,}?</script>", "", page, flags=re.DOTALL)
+
+
+def test_it_asks_for_nothing_from_outside(run: Run) -> None:
+    page = own_part(html(run))
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", page)
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+def test_it_tells_the_whole_story(run: Run) -> None:
+    page = own_part(html(run))
+    for part in ("bits per byte", "xz -9", "def fibonacci(n):", "validation", "0123abcd", "max_steps: 900", "pretrain"):
+        assert part in page
+
+
+def test_hostile_text_is_only_text(run: Run) -> None:
+    page = html(run)
+    assert HOSTILE not in page
+    assert "&lt;script&gt;alert(" in page
+
+
+def test_ids_are_unique(run: Run) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', own_part(html(run)))
+    assert len(ids) == len(set(ids))
+
+
+def test_a_failed_run_says_so_on_top(run: Run) -> None:
+    run.samples(MAX_STEPS).unlink()
+    write_jobs(run, [job("pretrain", "2", 0) | {"state": "failed", "reason": "loss nan at step 7"}])
+    page = own_part(html(run))
+    assert page.index("loss nan at step 7") < page.index("<h2")
+
+
+def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
+    run = Run(tmp_path / "new")
+    write_text(run.config, "name: new\n")
+    assert "new" in html(run)
