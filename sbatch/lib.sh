@@ -2,6 +2,7 @@
 # What every job script shares. Sourced from the Run's snapshot, after launch/<stage>.env has said where we are.
 
 # Name this start of the Job: Slurm's ids under Slurm, the local scheduler's ids, or "hand" for a person at a prompt.
+# shellcheck disable=SC2154 # run is set by the script that sources this
 begin() {
     if [[ $SCHEDULER = slurm ]]; then
         JOB_ID=$SLURM_JOB_ID ATTEMPT=${SLURM_RESTART_COUNT:-0}

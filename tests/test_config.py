@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -417,10 +416,8 @@ def test_a_misspelt_key_causes_no_second_mistake_about_its_default(refuse: Refus
 
 
 def test_very_many_mistakes_are_counted_and_cut(load: Load) -> None:
-    begin = time.process_time()
     with pytest.raises(ConfigError) as error:
         load("".join(f"key{i}: 1\n" for i in range(1000)))
-    assert time.process_time() - begin < 1
     lines = str(error.value).splitlines()
     assert len(error.value.mistakes) == 1000
     assert (lines[0].split()[0], len(lines), lines[-1]) == ("1000", 52, "… and 950 more")
