@@ -17,6 +17,7 @@ from pipeline.config_load import load_config, load_run_config
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from pipeline.hints import command, shown
 from pipeline.local import run_chain
+from pipeline.owner import owned
 from pipeline.plan import STAGES, Plan, make_plan
 from pipeline.run import Run
 from pipeline.status import read_status
@@ -74,9 +75,10 @@ def submit(request: Request, console: Console) -> int:
         console.print(f"[bold]{run.name}[/]: everything is complete already")
         print_status(read_status(run), console)
         return EXIT_DONE
-    prepare(run, config, plan)
-    console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}: {' → '.join(job.stage for job in plan.jobs)}")
-    code = run_chain(run, config, plan, console)
+    with owned(run.control / "scheduler.json", f"Run {run.name}"):  # before anything that a first call may be reading
+        prepare(run, config, plan)
+        console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}: {' → '.join(job.stage for job in plan.jobs)}")
+        code = run_chain(run, config, plan, console)
     if code != EXIT_INTERRUPTED:
         _report(run, console)
     if code == EXIT_DONE:

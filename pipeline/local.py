@@ -20,7 +20,7 @@ from pipeline.config import Config
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, NotReadyError
 from pipeline.files import write_json
 from pipeline.hints import command
-from pipeline.owner import is_alive, owned, process_start, this_process
+from pipeline.owner import is_alive, process_start, this_process
 from pipeline.plan import FOREIGN_VARIABLES, Job, Plan
 from pipeline.progress import JobProgress
 from pipeline.run import Run
@@ -64,8 +64,11 @@ class Jobs:
 
 
 def run_chain(run: Run, config: Config, plan: Plan, console: Console) -> int:
-    """Run what is missing of the Plan in order of its dependencies, stop at the first failure; return the exit code."""
-    with owned(run.control / "scheduler.json", f"Run {run.name}"), _signals_interrupt():
+    """Run what is missing of the Plan in order of its dependencies, stop at the first failure; return the exit code.
+
+    The caller owns control/scheduler.json.
+    """
+    with _signals_interrupt():
         jobs = Jobs(run, plan)
         _await_former_attempt(jobs, console)
         try:

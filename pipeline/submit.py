@@ -33,7 +33,9 @@ def run_of(config: Config) -> Run:
 def check_config(run: Run, config: Config) -> Config | None:
     """Return the existing Run's Config, or None for a new Run; refuse one whose meaning has changed."""
     if not run.config.is_file():
-        if run.root.exists() and any(run.root.iterdir()):
+        # A submit that was killed leaves these, and no config yet.
+        ours = {"control", "logs", "attempts", "launch", "snapshot", run.plan.name, run.record.name}
+        if run.root.is_dir() and any(e.name not in ours and not e.name.startswith(".") for e in run.root.iterdir()):
             raise UserError(f"{run.root}: the folder holds something that is not a Run; take another name: name=...")
         return None
     old = load_run_config(run.config)
