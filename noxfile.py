@@ -99,6 +99,18 @@ SHELL_SCRIPTS = [str(path.relative_to(ROOT)) for path in [*sorted(ROOT.glob("sba
 
 @nox.session(python=False)
 def faults(session: nox.Session) -> None:
-    """Kill a chain at random moments and compare its results with an undisturbed twin: [--kills N] [--seed N]."""
+    """Kill saves everywhere and a chain at random moments, and compare it with its twin: [--kills N] [--seed N]."""
     install(session)
+    run(session, "tests/faults/kill_save.py")
+    run(session, "-m", "pytest", "tests/faults")
     run(session, "tests/faults/kill_chain.py", *session.posargs)
+
+
+@nox.session(python=False)
+def bench(session: nox.Session) -> None:
+    """Measure against peers, by a script of benchmarks/: NAME [its options]."""
+    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    if not session.posargs or session.posargs[0] not in names:
+        session.error(f"write: nox -s bench -- NAME, one of {', '.join(names)}")
+    install(session)
+    run(session, f"benchmarks/{session.posargs[0]}.py", *session.posargs[1:])

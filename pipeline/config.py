@@ -270,6 +270,9 @@ class PretrainConfig(StageSection):
     keep_last: Annotated[
         int, Field(ge=1, le=1_000_000, description="newest checkpoints to keep; the first is always kept"), WHOLE
     ] = 3
+    keep_every: Annotated[
+        int | None, Field(ge=1, le=MOST, description="steps whose multiples are kept for good; null: none"), WHOLE
+    ] = None
 
 
 class EvaluateConfig(StageSection):

@@ -41,8 +41,8 @@ tags, anchors and aliases are mistakes. All mistakes of a file are shown at once
 `~user`, `$NAME` and `${NAME}` are filled in, and `$$` is a dollar sign; a variable that is not set is a mistake.
 
 **Changing an existing Run.** These keys may change: each `time`, `threads`, `runs_dir`, `pretrain.nproc_per_node`,
-`pretrain.micro_batch_size`, `pretrain.log_interval`, `pretrain.save_interval`, `pretrain.keep_last`, and
-`pretrain.max_steps` upward. All others need a new `name`.
+`pretrain.micro_batch_size`, `pretrain.log_interval`, `pretrain.save_interval`, `pretrain.keep_last`,
+`pretrain.keep_every`, and `pretrain.max_steps` upward. All others need a new `name`.
 """
 
 DATA = """

@@ -185,7 +185,7 @@ def _remove(data: dict[str, Any], names: list[str]) -> None:
 # Changes of an existing Run
 
 FREE_KEYS = {"threads", "runs_dir", "pretrain.micro_batch_size"} | {
-    f"pretrain.{key}" for key in ("log_interval", "save_interval", "keep_last")
+    f"pretrain.{key}" for key in ("log_interval", "save_interval", "keep_last", "keep_every")
 }
 
 

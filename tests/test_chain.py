@@ -65,7 +65,7 @@ def losses(run: Run) -> list[tuple[int, float]]:
 def weights(run: Run, step: int) -> dict[str, str]:
     """Return the hashes of a checkpoint's data files, by name."""
     files = read_json(run.checkpoint(step) / "manifest.json")["files"]
-    return {name: file["sha256"] for name, file in files.items() if name.endswith(".distcp")}
+    return {name: file["sha256"] for name, file in files.items() if name.endswith(".bin")}
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ def test_loss_falls(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     run = trainer(tmp_path, config())
     run.save()
+    run.saver.wait()
     with torch.no_grad():
         run.model.model.norm.weight[0] = math.nan
     with pytest.raises(DivergedError, match="step 1: loss nan"):

@@ -1,181 +1,170 @@
-"""Checkpoints by torch.distributed.checkpoint (DCP): a folder appears by rename, with a manifest of hashes."""
+"""Find, verify, load and remove checkpoints; saver.py makes them, contents.py says what is in them."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.optim import Optimizer
 
-from pipeline.errors import UserError
-from pipeline.files import fsync_folder, read_json, sha256_file, write_json
-from pipeline.steps import MANIFEST, STEP_FOLDER, list_steps, step_name
+from pipeline.lm.contents import (
+    PINNED,
+    TENSORS,
+    CheckpointError,
+    DamagedError,
+    read_contents,
+    read_manifest,
+)
+from pipeline.lm.reading import check_names, hash_file, read_tensors
+from pipeline.steps import STEP_FOLDER, step_name
 
-FORMAT = 1
-
-
-class CheckpointError(UserError):
-    """A checkpoint is not whole, or belongs to something else."""
-
-
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizers: list[Optimizer],
-    progress: dict[str, int],
-    about: dict[str, Any],
-) -> Path:
-    """Save model, optimizers and counters as `folder`/step-N; all ranks call it. Return the new folder.
-
-    `progress` are integers such as the tokens seen; `about` goes into the manifest as it is.
-    """
-    final = folder / step_name(step)
-    temporary = folder / f".{final.name}.tmp"
-    if _is_main():
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed save
-        temporary.mkdir(parents=True)
-    _barrier()
-    state = _training_state(model, optimizers, progress)
-    writer = dcp.FileSystemWriter(temporary, single_file_per_rank=True, sync_files=True)
-    with _quiet():
-        dcp.save(state, storage_writer=writer, no_dist=not dist.is_initialized())
-    _barrier()
-    if _is_main():
-        _publish(temporary, final, step, about)
-    _barrier()
-    return final
+MODEL = "model."
+WRAPPERS = ("_orig_mod.",)  # what torch.compile puts into names
+T = TypeVar("T")
 
 
-def _publish(temporary: Path, final: Path, step: int, about: dict[str, Any]) -> None:
-    """Write the manifest and rename the folder: from here on the checkpoint exists."""
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in sorted(temporary.iterdir())
-    }
-    manifest = {"format": FORMAT, "step": step, "time": time.time(), "world_size": _world_size()} | about
-    write_json(temporary / MANIFEST, manifest | {"files": files})
-    if final.exists():  # of an attempt that got here before and was refused since
-        final.rename(final.with_name(f".{final.name}.{os.getpid()}.old"))
-    temporary.rename(final)
-    fsync_folder(final.parent)
+@dataclass(frozen=True)
+class Loaded:
+    """The checkpoint that was loaded, and why newer ones were not."""
+
+    path: Path
+    progress: dict[str, int]
+    bytes: int  # of all its files
+    refused: list[str] = field(default_factory=list)
 
 
 def verify(checkpoint: Path) -> dict[str, Any]:
-    """Return the manifest of a whole checkpoint; raise CheckpointError with the file and the reason otherwise."""
-    manifest = read_json(checkpoint / MANIFEST)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise CheckpointError(f"{checkpoint}: no manifest, so it was never completed")
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{checkpoint}: format {manifest.get('format')}, this version reads format {FORMAT}")
-    if checkpoint.name != step_name(manifest["step"]):
-        raise CheckpointError(f"{checkpoint}: its manifest belongs to step {manifest['step']}")
-    for name, wanted in manifest["files"].items():
-        path = checkpoint / name
-        if not path.is_file():
-            raise CheckpointError(f"{path}: missing")
-        if (size := path.stat().st_size) != wanted["bytes"]:
-            raise CheckpointError(f"{path}: {size} bytes, written were {wanted['bytes']}")
-        if sha256_file(path) != wanted["sha256"]:
-            raise CheckpointError(f"{path}: its sha256 is not the one that was written")
+    """Return the manifest of a whole checkpoint; raise DamagedError with the file and the reason otherwise."""
+    manifest = read_manifest(checkpoint)
+    read_contents(checkpoint, manifest)
+    with ThreadPoolExecutor() as pool:
+        data = [(checkpoint / name, file["sha256"]) for name, file in manifest["files"].items() if name != TENSORS]
+        for job in [pool.submit(hash_file, path, digest) for path, digest in data]:
+            job.result()
     return manifest
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that passes `verify`, and why newer ones were refused.
+def load_newest(folder: Path, model: nn.Module, optimizers: list[Optimizer]) -> Loaded | None:
+    """Load the newest whole checkpoint, at any world size; all ranks call it and get the same one.
 
-    None only where no step folder exists at all: a Run that has been trained never begins again by itself.
+    None only where no step folder exists at all: a Run that has been trained never begins again by itself. Rank 0
+    chooses, so that a slow file system cannot split the ranks; each rank verifies what it reads.
     """
-    names = [entry.name for entry in folder.iterdir() if STEP_FOLDER.fullmatch(entry.name)] if folder.is_dir() else []
-    refused = []
-    for name in sorted(names, key=lambda name: int(name.removeprefix("step-")), reverse=True):
+    refused: list[str] = []
+    for name in _on_main(lambda: _names(folder)):
         try:
-            verify(folder / name)
-        except (CheckpointError, ValueError, KeyError, TypeError) as error:
+            _on_main(lambda name=name: read_manifest(folder / name))  # type: ignore[misc]
+            loaded = _on_all(lambda name=name: load_checkpoint(folder / name, model, optimizers))  # type: ignore[misc]
+        except DamagedError as error:
             refused.append(str(error))
         else:
-            return folder / name, refused
+            return Loaded(loaded.path, loaded.progress, loaded.bytes, refused)
     if refused:
         listed = "\n".join(f"  {reason}" for reason in refused)
         raise CheckpointError(
             f"{folder}: none of the checkpoints is whole, and training does not begin again by itself:\n{listed}\n"
             "Restore one of them, or give the Run a new name"
         )
-    return None, refused
+    return None
 
 
-def load_checkpoint(
-    checkpoint: Path, model: nn.Module, optimizers: list[Optimizer], counters: tuple[str, ...]
-) -> dict[str, int]:
-    """Load a verified checkpoint into model and optimizers, at any world size; return the counters."""
-    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: list[Optimizer]) -> Loaded:
+    """Load one checkpoint into model and optimizers, which are undefined when it turns out to be damaged."""
+    # Imported here: it brings torch._dynamo, seconds that evaluate and inference need not pay.
+    from pipeline.lm.state import GROUPS, restore_settings, training_state
 
-    state = _training_state(model, optimizers, dict.fromkeys(counters, 0))
-    with _quiet():
-        dcp.load(state, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=not dist.is_initialized())
-    set_model_state_dict(model, state["model"])
-    set_optimizer_state_dict(model, optimizers, state["optimizer"])
-    return {name: int(value) for name, value in state["progress"].items()}
+    manifest = read_manifest(checkpoint)
+    contents = read_contents(checkpoint, manifest)
+    tensors, _ = training_state(model, optimizers)
+    check_names(checkpoint, contents.tensors, tensors)
+    read_tensors(checkpoint, manifest, contents, tensors)
+    restore_settings(model, optimizers, contents.values[GROUPS])
+    progress = {name: int(value) for name, value in contents.values["progress"].items()}
+    return Loaded(checkpoint, progress, sum(file["bytes"] for file in manifest["files"].values()))
 
 
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
-    """Load only the model of a checkpoint, after verifying it."""
-    verify(checkpoint)
-    with _quiet():
-        # Its tensors are the model's own: they are filled in place.
-        dcp.load({"model": model.state_dict()}, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
+    """Load the model alone, verified; raise NotReadyError where retention has taken the checkpoint away."""
+    manifest = read_manifest(checkpoint)
+    contents = read_contents(checkpoint, manifest)
+    wanted = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
+    check_names(checkpoint, [name for name in contents.tensors if name.startswith(MODEL)], wanted)
+    read_tensors(checkpoint, manifest, contents, wanted)
 
 
-def remove_old(folder: Path, keep_last: int, *, pinned: set[int]) -> list[int]:
-    """Delete all but the newest `keep_last` checkpoints and the pinned ones; return the steps deleted."""
-    old = [step for step in list_steps(folder)[:-keep_last] if step not in pinned]
+def _plain(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def remove_old(folder: Path, keep_last: int, *, keep_every: int | None = None) -> list[int]:
+    """Delete all checkpoints but the first, the newest `keep_last`, every `keep_every`-th step and the pinned.
+
+    Only what is complete and has its size counts as one of the newest, so that nothing goes before its successor is
+    there. Return the steps deleted.
+    """
+    steps = [int(name.removeprefix("step-")) for name in reversed(_names(folder)) if _is_complete(folder / name)]
+    old = [
+        step
+        for step in steps[1:-keep_last]
+        if not (keep_every and step % keep_every == 0) and not (folder / step_name(step) / PINNED).exists()
+    ]
     for step in old:
-        # Renamed first, so that a reader sees the whole folder or none.
-        doomed = folder / f".{step_name(step)}.{os.getpid()}.old"
+        # Renamed first, so that a reader sees the whole folder or none; one that has files open can read on.
+        doomed = folder / f".{step_name(step)}.old"
         (folder / step_name(step)).rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
-    for leftover in folder.glob(".step-*.old"):
-        shutil.rmtree(leftover, ignore_errors=True)
     return old
 
 
-def _training_state(model: nn.Module, optimizers: list[Optimizer], progress: dict[str, int]) -> dict[str, Any]:
-    """Collect what a checkpoint holds, named by parameter, so that any sharding can load it."""
-    # Imported here: it brings torch._dynamo, seconds that evaluate and inference need not pay.
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-
-    return {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizers),
-        "progress": {name: torch.tensor(value) for name, value in progress.items()},
-    }
+def _names(folder: Path) -> list[str]:
+    """List the step folders, whole or not, the newest first."""
+    names = [entry.name for entry in folder.iterdir() if STEP_FOLDER.fullmatch(entry.name)] if folder.is_dir() else []
+    return sorted(names, key=lambda name: int(name.removeprefix("step-")), reverse=True)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep DCP from warning that a single process is a single process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def _is_complete(checkpoint: Path) -> bool:
+    try:
+        read_manifest(checkpoint)
+    except CheckpointError:
+        return False
+    return True
 
 
-def _is_main() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+def _on_main(look: Callable[[], T]) -> T:
+    """Look on rank 0 and tell the others, errors too."""
+    if not dist.is_initialized():
+        return look()
+    answer: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = look()
+        except Exception as error:
+            answer[1] = error
+    dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]  # type: ignore[no-any-return]
 
 
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()
+def _on_all(act: Callable[[], T]) -> T:
+    """Act on every rank; where one fails, all raise its error."""
+    if not dist.is_initialized():
+        return act()
+    result, error = None, None
+    try:
+        result = act()
+    except Exception as raised:
+        error = raised
+    errors: list[Exception | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    if error := next((error for error in errors if error is not None), None):
+        raise error
+    return result  # type: ignore[return-value]

@@ -20,13 +20,11 @@ from pipeline.config import Config
 from pipeline.errors import DivergedError
 from pipeline.files import append_line, read_lines, write_text
 from pipeline.lm.batches import Batches
-from pipeline.lm.checkpoint import load_checkpoint, newest_whole, remove_old, save_checkpoint
+from pipeline.lm.checkpoint import load_newest, remove_old
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers, learning_rate_scale, set_learning_rate
-from pipeline.steps import list_steps
-
-COUNTERS = ("step", "tokens")
+from pipeline.lm.saver import Hooks, Saved, Saver
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,7 @@ class Trainer:
             self.parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self.forward: Callable[..., Tensor] = torch.compile(self.parallel) if hardware.compile else self.parallel
         self.step = self.tokens = 0
+        self.saver = Saver(files.checkpoints, about, Hooks(on_saved=self._saved))
 
     @property
     def is_main(self) -> bool:
@@ -70,13 +69,18 @@ class Trainer:
 
     def train(self) -> Outcome:
         """Train from the newest whole checkpoint to max_steps, or until asked to stop."""
+        with self.saver:  # which leaves when the last save is on disk
+            return self._train()
+
+    def _train(self) -> Outcome:
         max_steps = self.config.pretrain.max_steps
         if not self.resume():
             self.save()  # an untrained checkpoint: a disk that cannot be written is found before the first hour
         clock = StepClock()
         while self.step < max_steps:
+            self.saver.poll()
             if (reason := self._agreed_stop()) is not None:
-                if list_steps(self.files.checkpoints)[-1:] != [self.step]:
+                if self.saver.newest != self.step:
                     self.save()
                 return Outcome(self.step, reason)
             loss, grad_norm = self.train_step()
@@ -157,32 +161,29 @@ class Trainer:
         return float(self.optimizers[0].param_groups[0]["lr"])
 
     def save(self) -> None:
-        """Save a checkpoint of this step and let old ones go."""
-        started = time.monotonic()
-        counters = {"step": self.step, "tokens": self.tokens}
-        save_checkpoint(self.files.checkpoints, self.step, self.model, self.optimizers, counters, self.about)
-        if self.is_main:
-            self.files.event("save", step=self.step, seconds=round(time.monotonic() - started, 3))
-            first = list_steps(self.files.checkpoints)[:1]
-            remove_old(self.files.checkpoints, self.config.pretrain.keep_last, pinned=set(first))
+        """Begin to save a checkpoint of this step; it is on disk when the next one begins, at the latest."""
+        self.saver.save(self.step, self.model, self.optimizers, {"step": self.step, "tokens": self.tokens})
+
+    def _saved(self, saved: Saved) -> None:
+        """Tell of a checkpoint that is on disk, and let old ones go; called on rank 0, in the writer's thread."""
+        stall, seconds = round(saved.stall_seconds, 3), round(saved.seconds, 3)
+        self.files.event("save", step=saved.step, seconds=seconds, stall_seconds=stall, bytes=saved.bytes)
+        pretrain = self.config.pretrain
+        remove_old(self.files.checkpoints, pretrain.keep_last, keep_every=pretrain.keep_every)
 
     def resume(self) -> bool:
         """Load the newest whole checkpoint and cut metrics.jsonl back to it; False if there is none yet."""
-        choice: list[Any] = [None, []]
+        started = time.monotonic()
+        loaded = load_newest(self.files.checkpoints, self.model, self.optimizers)
+        if loaded is None:
+            return False
+        self.step, self.tokens = loaded.progress["step"], loaded.progress["tokens"]
+        self.saver.newest = self.step
+        self.saver.reserve(loaded.bytes // self.hardware.world_size)
         if self.is_main:
-            choice = list(newest_whole(self.files.checkpoints))
-            for reason in choice[1]:
+            for reason in loaded.refused:
                 print(f"refused a checkpoint: {reason}")
                 self.files.event("checkpoint refused", reason=reason)
-        if self.hardware.world_size > 1:  # rank 0 looks, so that a slow file system cannot split the ranks
-            dist.broadcast_object_list(choice, src=0)
-        checkpoint = choice[0]
-        if checkpoint is None:
-            return False
-        started = time.monotonic()
-        counters = load_checkpoint(checkpoint, self.model, self.optimizers, COUNTERS)
-        self.step, self.tokens = counters["step"], counters["tokens"]
-        if self.is_main:
             cut_back(self.files.metrics, self.step)
             self.files.event("resume", step=self.step, seconds=round(time.monotonic() - started, 3))
             print(f"resume from step {self.step} of {self.config.pretrain.max_steps}")

@@ -94,7 +94,7 @@ def results(run: Run) -> dict[str, object]:
     return {
         "tokens": {path.name: path.read_bytes() for path in sorted(run.data.glob("*.bin"))},
         "losses": [(record["step"], record["loss"], record["lr"]) for record in read_lines(run.metrics)],
-        "weights": {name: file["sha256"] for name, file in manifest["files"].items() if name.endswith(".distcp")},
+        "weights": {name: file["sha256"] for name, file in manifest["files"].items() if name.endswith(".bin")},
         "scores": [read_json(path)["nll"] for path in sorted(run.root.glob("scores/step-*/*.json"))],
         "samples": [(record["prompt"], record["completion"]) for record in read_lines(run.samples(400))],
         "checkpoints": sorted(path.name for path in run.checkpoints.iterdir()),

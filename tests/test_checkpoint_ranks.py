@@ -1,0 +1,49 @@
+"""A checkpoint loads at another number of ranks, sharded or not, and ranks act alike when one of them has trouble."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ranks
+from conftest import PROJECT, environment
+
+
+def run_ranks(world_size: int, root: Path) -> None:
+    """Run ranks.py on `world_size` processes, and show the output of those that fail."""
+    command = [sys.executable, str(PROJECT / "tests" / "ranks.py"), str(root / f"store{world_size}")]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(world_size), str(root)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, env=environment(PYTHONPATH=str(PROJECT)),
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * world_size, "\n".join(outputs)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what one and two ranks have saved; two_ranks has its own checks."""
+    root = tmp_path_factory.mktemp("ranks")
+    ranks.save(root / "plain1", 1)
+    run_ranks(2, root)
+    return root
+
+
+@pytest.mark.parametrize("kind", ["plain2", "sharded2"])
+def test_one_rank_loads_what_two_have_saved(root: Path, kind: str) -> None:
+    assert ranks.check(root / kind, 2) == []
+
+
+def test_each_rank_writes_a_part_and_each_element_is_written_once(root: Path) -> None:
+    for kind in ("plain2", "sharded2"):
+        checkpoint = root / kind / "step-00000002"
+        tensors = json.loads((checkpoint / "tensors.json").read_text())["tensors"]
+        files = {chunk["file"] for tensor in tensors.values() for chunk in tensor["chunks"]}
+        assert files == {"rank-00000.bin", "rank-00001.bin"}
+        assert sorted(p.name for p in checkpoint.iterdir()) == sorted([*files, "tensors.json", "manifest.json"])
