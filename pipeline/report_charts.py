@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pipeline.markup import Html, join, tag
 from pipeline.records import Record, Score, number
 
 MAX_POINTS = 1500  # per curve: more than a screen has columns, and a six-week Run still makes a small file
-SMOOTHING_SHARE = 0.02  # of a curve that the running mean looks back on
+SMOOTHING_SHARE = 0.03  # of a curve that the running mean is over
 
 Chart = dict[str, Any]
 
@@ -99,12 +100,13 @@ def _curve(steps: list[int], values: list[float], name: str, color: str) -> dict
 
 
 def running_mean(values: list[float]) -> list[float]:
-    """Return the exponential mean over about the last 2 % of the curve, corrected for its start (as Adam does)."""
-    decay = 1 - 1 / max(1.0, SMOOTHING_SHARE * len(values))
-    mean, weight, means = 0.0, 0.0, []
-    for value in values:
-        mean, weight = decay * mean + (1 - decay) * value, decay * weight + (1 - decay)
-        means.append(mean / weight)
+    """Return the mean around each value, as far on both sides of it, so that a falling curve has no lag."""
+    reach = max(2, round(SMOOTHING_SHARE * len(values) / 2))
+    sums = [0.0, *accumulate(values)]
+    means = []
+    for at in range(len(values)):
+        side = min(reach, at, len(values) - 1 - at)  # less at the ends
+        means.append((sums[at + side + 1] - sums[at - side]) / (2 * side + 1))
     return means
 
 

@@ -14,7 +14,7 @@ from pipeline.records import Record, Sample, number, whole
 from pipeline.report_charts import Chart, figure, thinned
 from pipeline.status import SUCCESS, Status
 from pipeline.status_view import beats, compared
-from pipeline.units import duration, moment, short
+from pipeline.units import duration, moment, short, size
 
 LOG_TAIL_BYTES, LOG_TAIL_LINES = 8192, 15
 MAX_EVENTS = 300
@@ -35,17 +35,17 @@ def _lead(status: Status, record: Record, index: Record, metrics: list[Record], 
         return ""
     parameters, tokens = number(record.get("parameters")), number(metrics[-1].get("tokens"))
     text_bytes = number(_split(index, "train").get("bytes"))
-    size = f"A model of {short(parameters)} parameters" if parameters else "A model"
+    model = f"A model of {short(parameters)} parameters" if parameters else "A model"
     trained = f"trained for {status.step:,} steps" if status.step is not None else "trained"
     trained += f" on {short(tokens)} tokens" if tokens else ""
-    trained += f" (the text has {short(text_bytes)} bytes)" if text_bytes else ""
+    trained += f" from {size(text_bytes)} of text" if text_bytes else ""
     trained += f" in {_spoken(seconds)}" if seconds else ""
     if (comparison := beats(status)) is None:
-        return f"{size}, {trained}."
+        return f"{model}, {trained}."
     score, name, other = comparison
     share = 1 - score / other
     against = f"{abs(share):.1%} {'fewer' if share >= 0 else 'more'} than {name}"
-    return f"{size}, {trained}, needs {score:.3f} bits for a byte of text that it has not seen: {against}."
+    return f"{model}, {trained}, needs {score:.3f} bits per byte of text it has not seen: {against}."
 
 
 def _spoken(seconds: float) -> str:

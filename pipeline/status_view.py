@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.hints import command, shown
-from pipeline.status import JobStatus, Status
+from pipeline.status import Status
 from pipeline.units import duration, short
 
 STYLES = {
@@ -31,7 +31,7 @@ def print_status(status: Status, console: Console, *, source: bool = False) -> N
         _line(console, "", status.reason)
     if status.jobs:
         console.print()
-        console.print(_jobs_table(status.jobs))
+        console.print(_jobs_table(status))
     console.print()
     _print_progress(status, console)
     _print_scores(status, console)
@@ -77,7 +77,8 @@ def _line(console: Console, label: str, text: str, style: str = "") -> None:
     console.print(Text.assemble((f"{label:<9}", "dim"), (text, style)), highlight=False, soft_wrap=True)
 
 
-def _jobs_table(jobs: list[JobStatus]) -> Table:
+def _jobs_table(status: Status) -> Table:
+    jobs = status.jobs
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     segmented = any(job.segment for job in jobs)
     for title in ("stage", *(["segment"] if segmented else []), "job", "state", "time", ""):
@@ -85,8 +86,9 @@ def _jobs_table(jobs: list[JobStatus]) -> Table:
     now = time.time()
     for job in jobs:
         cells = [job.stage, *([str(job.segment)] if segmented else []), job.job_id]
+        said = "" if job.reason and job.reason in status.reason else job.reason.split("\n")[0]  # once is enough
         state = Text(job.state, STYLES[job.state])
-        table.add_row(*cells, state, duration(job.seconds(now)), Text(job.reason.split("\n")[0], "dim"))
+        table.add_row(*cells, state, duration(job.seconds(now)), Text(said, "dim"))
     return table
 
 

@@ -27,6 +27,12 @@ def short(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def size(count: float) -> str:
+    """Write a count of bytes in powers of ten: 512 B, 11.4 MB, 2.1 TB."""
+    text = short(count)
+    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
+
+
 def moment(unix_seconds: float | None) -> str:
     """Write a time as local date and clock."""
     return "" if unix_seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
 from pathlib import Path
 
 import pytest
-from example_run import make_run
+from example_run import job, make_run, write_jobs
 
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import write_text
 from pipeline.logs import log_files, read_logs
+from pipeline.owner import this_process
 from pipeline.run import Run
 
 
@@ -54,3 +57,23 @@ def test_what_is_not_there_is_said(run: Run, tmp_path: Path) -> None:
     empty.root.mkdir()
     with pytest.raises(NotReadyError, match="no log yet"):
         printed(empty)
+
+
+def test_following_shows_an_attempt_that_starts_meanwhile(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.logs.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.logs.STATE_SECONDS", 0.05)
+    write_jobs(run, [job("pretrain", "2", state="running", ended=None, process=this_process())])
+    out = io.StringIO()
+    follower = threading.Thread(target=read_logs, args=(run, True, "pretrain", None, out))
+    follower.start()
+    write_text(run.log("pretrain", "2", 1), "again\nno line end")
+    write_jobs(run, [job("pretrain", "2", attempt=1)])
+    follower.join(timeout=30)
+    assert out.getvalue().endswith("==> pretrain-2.1.log <==\nagain\nno line end\n")
+
+
+def test_a_closed_pipe_is_quiet(run: Run) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        read_logs(run, False, None, None, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from example_run import HOSTILE, MAX_STEPS, job, make_run, write_jobs
 
 from pipeline.files import write_text
 from pipeline.report import write_report
+from pipeline.report_charts import running_mean, thinned
 from pipeline.run import Run
 
 
@@ -62,3 +64,16 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     run = Run(tmp_path / "new")
     write_text(run.config, "name: new\n")
     assert "new" in html(run)
+
+
+def test_without_plotly_the_numbers_are_still_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    page = html(run)
+    assert "pip install plotly" in page
+    assert "<script" not in page
+    assert "1.393" in page
+
+
+def test_curves_keep_their_ends_and_do_not_lag() -> None:
+    assert thinned(10_000, 5) == [0, 2500, 5000, 7499, 9999]
+    assert running_mean([float(9 - at) for at in range(10)]) == [float(9 - at) for at in range(10)]

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from example_run import MAX_STEPS, job, make_run, write_jobs
+from example_run import MAX_STEPS, SPEED, STEP_SECONDS, job, make_run, metric, write_jobs
 from rich.console import Console
 
-from pipeline.files import write_json, write_text
+from pipeline.files import append_line, write_json, write_text
 from pipeline.owner import this_process
 from pipeline.run import Run
 from pipeline.status import read_status
@@ -76,3 +76,31 @@ def test_a_new_run_is_planned(tmp_path: Path) -> None:
     write_text(run.config, "name: new\n")
     assert read_status(run).state == "planned"
     assert "resume" in shown(run)
+
+
+def test_a_running_job_has_a_time_left(run: Run) -> None:
+    (run.checkpoint(MAX_STEPS) / "manifest.json").unlink()
+    run.metrics.unlink()
+    append_line(run.metrics, metric(600, tokens_per_s=SPEED))
+    write_jobs(run, [job("pretrain", "2", state="running", ended=None, process=this_process())])
+    status = read_status(run)
+    assert status.state == "running"
+    assert status.eta_s == pytest.approx(300 * STEP_SECONDS)
+    assert "logs -f" in shown(run)
+
+
+def test_steps_that_are_made_again_count_once(run: Run) -> None:
+    goodput = read_status(run).goodput
+    assert goodput is not None
+    for step in range(810, MAX_STEPS, 10):
+        append_line(run.metrics, metric(step, loss=1.0))
+    status = read_status(run)
+    assert (status.step, status.loss) == (MAX_STEPS - 10, 1.0)
+    assert status.goodput is not None
+    assert 0 < status.goodput < goodput
+
+
+def test_a_person_s_job_script_is_a_running_run(run: Run) -> None:
+    run.jobs.unlink()
+    write_json(run.control / "owner.json", this_process())
+    assert read_status(run).state == "running"
