@@ -28,9 +28,10 @@ def short(value: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Write a count of bytes in powers of ten: 512 B, 11.4 MB, 2.1 TB."""
-    text = short(count)
-    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
+    """Write a count of bytes in powers of ten: 512 B, 11.4 MB, 2.1 TB, with a blank at which no line breaks."""
+    number = short(count)
+    digits, unit = (number[:-1], number[-1]) if number[-1].isalpha() else (number, "")
+    return f"{digits}\N{NO-BREAK SPACE}{unit}B"
 
 
 def moment(unix_seconds: float | None) -> str:
