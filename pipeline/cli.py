@@ -140,6 +140,23 @@ def stop(run: RunPath) -> None:
 
 
 @app.command()
+def save(run: RunPath) -> None:
+    """Have a Run that trains save a checkpoint at its next step, and go on."""
+    from pipeline.run import Run
+    from pipeline.status import read_state
+
+    found = Run.open(run)
+    state = read_state(found).state
+    if state != "running":
+        raise NotReadyError(f"{found.name} is {state}: nothing trains that could save")
+    try:
+        found.save.touch()
+    except OSError as error:
+        raise NotReadyError(f"{found.save}: {error.strerror}; ask the Run's owner for write permission") from error
+    print(f"{found.name} saves at its next step; {found.save} is gone when the checkpoint is there")
+
+
+@app.command()
 def resume(
     run: RunPath, overrides: Annotated[list[str] | None, typer.Argument(metavar="[key.path=value ...]")] = None
 ) -> int:

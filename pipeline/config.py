@@ -273,6 +273,32 @@ class PretrainConfig(StageSection):
     keep_every: Annotated[
         int | None, Field(ge=1, le=MOST, description="steps whose multiples are kept for good; null: none"), WHOLE
     ] = None
+    on_divergence: Annotated[
+        Literal["stop", "rollback"],
+        Field(description="rollback: go back and skip those batches when loss or gradient is not finite, or spikes"),
+    ] = "stop"
+    max_rollbacks: Annotated[
+        int, Field(ge=0, le=1_000_000, description="rollbacks in all; then a divergence stops, a spike does not"), WHOLE
+    ] = 3
+    spike_threshold: Annotated[
+        float | None,
+        Field(gt=0, le=1e6, description="standard deviations above its mean at which a loss is a spike; null: off"),
+        REAL,
+    ] = None
+    spike_window: Annotated[
+        int, Field(ge=2, le=1_000_000, description="steps that this mean and deviation are taken over"), WHOLE
+    ] = 128
+    hang_timeout: Annotated[
+        float,
+        Field(gt=0, le=1e6, description="seconds for a step or a save; then all ranks print stacks and end"),
+        REAL,
+    ] = 300.0
+    first_step_timeout: Annotated[
+        float, Field(gt=0, le=1e6, description="seconds from the start to the end of the first step"), REAL
+    ] = 1800.0
+    straggler_threshold: Annotated[
+        float, Field(gt=0, le=1e6, description="share by which a rank is slower than the median to be named"), REAL
+    ] = 0.3
 
 
 class EvaluateConfig(StageSection):

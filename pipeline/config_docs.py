@@ -42,7 +42,8 @@ tags, anchors and aliases are mistakes. All mistakes of a file are shown at once
 
 **Changing an existing Run.** These keys may change: each `time`, `threads`, `runs_dir`, `pretrain.nproc_per_node`,
 `pretrain.micro_batch_size`, `pretrain.log_interval`, `pretrain.save_interval`, `pretrain.keep_last`,
-`pretrain.keep_every`, and `pretrain.max_steps` upward. All others need a new `name`.
+`pretrain.keep_every`, what happens on divergence, spikes, hangs and stragglers (`pretrain.on_divergence` and all below
+it), and `pretrain.max_steps` upward. All others need a new `name`.
 """
 
 DATA = """

@@ -185,8 +185,13 @@ def _remove(data: dict[str, Any], names: list[str]) -> None:
 # Changes of an existing Run
 
 FREE_KEYS = {"threads", "runs_dir", "pretrain.micro_batch_size"} | {
-    f"pretrain.{key}" for key in ("log_interval", "save_interval", "keep_last", "keep_every")
-}
+    f"pretrain.{key}"
+    for key in (
+        "log_interval", "save_interval", "keep_last", "keep_every",
+        "on_divergence", "max_rollbacks", "spike_threshold", "spike_window",
+        "hang_timeout", "first_step_timeout", "straggler_threshold",
+    )
+}  # fmt: skip
 
 
 class Difference(NamedTuple):

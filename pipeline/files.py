@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,16 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line by a single write, so that lines of two processes never mix."""
+def append_line(path: Path, record: dict[str, Any], check: Callable[[], None] = lambda: None) -> None:
+    """Append one JSON line by a single write, so that lines of two processes never mix.
+
+    `check` may raise, for one that is no longer to write here. It is asked when the file is open: if another process
+    has since put a new file in its place, the line goes into the old one, and nobody sees it.
+    """
     line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
+        check()
         os.write(fd, line.encode())
     finally:
         os.close(fd)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +28,7 @@ from pipeline.submit import read_jobs
 from pipeline.verdict import COMPLETE, STOPPED, read_verdict
 
 POLL_SECONDS = 0.2
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FORMER_ATTEMPT_SECONDS = 60
 FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "PMI", "TORCHELASTIC_", "PIPELINE_")
 
@@ -68,7 +68,7 @@ def run_chain(run: Run, config: Config, plan: Plan, console: Console) -> int:
 
     The caller owns control/scheduler.json.
     """
-    with _signals_interrupt():
+    with Interrupts() as interrupts:
         jobs = Jobs(run, plan)
         _await_former_attempt(jobs, console)
         try:
@@ -77,7 +77,7 @@ def run_chain(run: Run, config: Config, plan: Plan, console: Console) -> int:
                     if jobs.records[job.job_id]["state"] != "completed":
                         jobs.update(job, state="completed", reason="", ended=time.time())
                     console.print(f"[bold]{job.stage}[/]  complete already")
-                elif (code := _run_job(run, config, job, jobs, console)) != EXIT_DONE:
+                elif (code := _run_job(run, config, job, jobs, console, interrupts)) != EXIT_DONE:
                     return code
         finally:
             jobs.write()
@@ -100,7 +100,7 @@ def _await_former_attempt(jobs: Jobs, console: Console) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console) -> int:
+def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console, interrupts: Interrupts) -> int:
     """Run one Job to its end and record it."""
     if run.stop.exists():
         jobs.update(job, state="stopped", reason="control/stop is there")
@@ -108,6 +108,9 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console) -
             f"[bold]{job.stage}[/]  not started: the Run was stopped. Go on with:\n  {command('resume', run.root)}"
         )
         return EXIT_FAILED
+    if interrupts.count:  # while the one before was ending
+        console.print(f"[bold]{job.stage}[/]  not started: interrupted. Go on with:\n  {command('resume', run.root)}")
+        return EXIT_INTERRUPTED
     attempt = jobs.next_attempt(job)
     log = run.log(job.stage, job.job_id, attempt)
     started = time.time()
@@ -117,7 +120,7 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console) -
         job, state="running", reason="", attempt=attempt, process=record, started=started, ended=None,
         log=str(log.relative_to(run.root)),
     )  # fmt: skip
-    interrupted, timed_out = _watch(run, config, job, process, jobs, console)
+    timed_out = _watch(run, config, job, process, jobs, console, interrupts)
     verdict = read_verdict(run, job.job_id, attempt, process.returncode)
     state = {COMPLETE: "completed", STOPPED: "stopped"}.get(verdict["verdict"], "failed")
     reason = f"the time limit of {job.time} was reached" if timed_out else verdict["reason"]
@@ -126,32 +129,36 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console) -
         console.print(f"[bold]{job.stage}[/]  done in {time.time() - started:.0f} s")
         return EXIT_DONE
     _explain(run, job, state, reason, log, console)
-    return EXIT_INTERRUPTED if interrupted else EXIT_FAILED
+    return EXIT_INTERRUPTED if interrupts.count else EXIT_FAILED
 
 
 def _watch(
-    run: Run, config: Config, job: Job, process: subprocess.Popen[bytes], jobs: Jobs, console: Console
-) -> tuple[bool, bool]:
-    """Show progress until the Job ends; return whether a person interrupted it and whether its time ran out."""
+    run: Run,
+    config: Config,
+    job: Job,
+    process: subprocess.Popen[bytes],
+    jobs: Jobs,
+    console: Console,
+    interrupts: Interrupts,
+) -> bool:
+    """Show progress until the Job ends, pass interrupts on; return whether its time ran out."""
     deadline = time.monotonic() + time_seconds(job.time)
-    interrupted = timed_out = False
+    timed_out, passed_on = False, 0
     with JobProgress(run, config, jobs.records[job.job_id], console) as progress:
         while process.poll() is None:
-            try:
-                if time.monotonic() > deadline and not timed_out:
-                    timed_out = True
-                    process.terminate()
-                progress.update()
-                time.sleep(POLL_SECONDS)
-            except KeyboardInterrupt:
-                if interrupted:  # asked twice: no more waiting
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    console.print("stopping cleanly; once more to kill at once")
-                    process.terminate()
-                interrupted = True
+            if time.monotonic() > deadline and not timed_out:
+                timed_out = True
+                process.terminate()
+            if interrupts.count > 1 and passed_on:  # asked twice: no more waiting
+                os.killpg(process.pid, signal.SIGKILL)
+            elif interrupts.count and not passed_on:
+                console.print("stopping cleanly; once more to kill at once")
+                process.terminate()
+                passed_on = interrupts.count = 1
+            progress.update()
+            time.sleep(POLL_SECONDS)
         progress.update()
-    return interrupted, timed_out
+    return timed_out
 
 
 def _start(run: Run, job: Job, attempt: int, log: Path) -> subprocess.Popen[bytes]:
@@ -183,16 +190,22 @@ def _explain(run: Run, job: Job, state: str, reason: str, log: Path, console: Co
     console.print(f"  go on:  {command('resume', run.root)}", markup=False, highlight=False, soft_wrap=True)
 
 
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C while Jobs run."""
+class Interrupts:
+    """Count Ctrl-C, SIGTERM and SIGHUP while Jobs run.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    Counted and not raised: an exception that a handler raises inside a destructor or an import is lost with the signal.
+    """
 
-    former = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Interrupts:
+        self.former = {number: signal.signal(number, self._take) for number in STOPPING}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.former.items():
             signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1

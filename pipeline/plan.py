@@ -14,6 +14,11 @@ from pipeline.run import Run
 
 STAGES = ("tokenize", "pretrain", "evaluate", "inference")
 
+# A stop signal that reaches torchrun goes on to the ranks, which save and end by themselves; by default it knows no
+# USR2, dies of it and leaves them behind. Ranks that hang are not waited for: their watchdogs end them.
+TORCHRUN_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
+SAVE_SECONDS = 600
+
 # What a parent job or torchrun may have left in the environment; a local run must not take it for its own.
 FOREIGN_VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
@@ -77,6 +82,7 @@ def _launch_file(job: Job, cluster: Cluster, run: Run) -> str:
     python = [cluster.python, "-u"]
     if job.ranks > 1:
         torchrun = f"-m torch.distributed.run --standalone --nproc-per-node={job.ranks} --max-restarts=0 --no-python"
+        torchrun += f" --signals-to-handle={TORCHRUN_SIGNALS} --shutdown-timeout={SAVE_SECONDS}"
         python = [cluster.python, *torchrun.split(), *python]
     lines = [
         f"# Written by plan, sourced by sbatch/{job.stage}.sbatch.",

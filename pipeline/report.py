@@ -49,6 +49,7 @@ def render(run: Run) -> str:
     sections: list[Section] = [
         ("Scores", parts.scores(status, over_steps if drawn else [])),
         ("Training", parts.training(metrics, curves if drawn else []) if metrics else Html("")),
+        ("Time", parts.time_split(status)),
         ("Samples", parts.samples(read_samples(run))),
         ("Data", parts.data(index)),
         ("Jobs", parts.jobs(status, verdicts, read_records(run.events))),

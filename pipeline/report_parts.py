@@ -179,6 +179,25 @@ def training(metrics: list[Record], charts: list[Chart]) -> Html:
     return join([tag("div", *switches, class_="switch"), script, drawn, numbers])
 
 
+def time_split(status: Status) -> Html:
+    """Return what the wall time of training went into, as bars and in numbers."""
+    split = status.time
+    if split is None or split.wall <= 0:
+        return Html("")
+    seconds = split.to_json()
+    longest = max(seconds.values()) or 1.0
+    cells = []
+    for kind, value in seconds.items():
+        fill = tag(
+            "div", class_="fill model" if kind == "step" else "fill", style=f"width:{100 * value / longest:.2f}%"
+        )
+        name = {"startup": "start-up", "repeated": "repeated steps"}.get(kind, kind)
+        told = f"{value / split.wall:.1%}"
+        cells += [tag("div", name), tag("div", fill, class_="track"), tag("div", told, class_="value")]
+    note = f"What the {duration(split.wall)} from the first start of pretrain on went into; steps are the goodput."
+    return join([tag("p", note, class_="note"), tag("div", tag("div", *cells, class_="bars"), class_="panel")])
+
+
 def _digits(value: Any) -> str:
     return f"{found:.4g}" if (found := number(value)) is not None else ""
 

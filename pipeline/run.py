@@ -110,9 +110,23 @@ class Run:
     def verdict(self, job_id: str, attempt: int) -> Path:
         return self.root / "attempts" / f"{job_id}.{attempt}.json"
 
+    def ledger(self, job_id: str, attempt: int) -> Path:
+        """Where an attempt of pretrain writes what its time went into."""
+        return self.root / "attempts" / f"{job_id}.{attempt}.time"
+
     @property
     def control(self) -> Path:
         return self.root / "control"
+
+    @property
+    def owner(self) -> Path:
+        """Who may write outputs; see pipeline/owner.py."""
+        return self.control / "owner.json"
+
+    @property
+    def save(self) -> Path:
+        """A person's wish for a checkpoint now; removed when it is there."""
+        return self.control / "save"
 
     @property
     def stop(self) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.complete import is_complete
 from pipeline.config import Config
+from pipeline.goodput import Split, read_split
 from pipeline.hints import command
 from pipeline.owner import is_alive
 from pipeline.plan import STAGES
@@ -72,6 +73,7 @@ class Status:
     tokens_per_s: float | None = None
     eta_s: float | None = None
     goodput: float | None = None
+    time: Split | None = None  # what the wall time of training went into
     scores: list[Score] = field(default_factory=list)
     compressors: dict[str, float] = field(default_factory=dict)
 
@@ -87,6 +89,7 @@ class Status:
             "tokens_per_s": self.tokens_per_s,
             "eta_s": self.eta_s,
             "goodput": self.goodput,
+            "time": self.time.to_json() if self.time else None,
             "scores": [score.to_json() for score in self.scores],
             "source": self.source,
         }
@@ -111,13 +114,17 @@ def read_status(run: Run) -> Status:
     step = last.get("step", steps[-1] if steps else None)
     speed = tokens_per_second(metrics)
     running = status.state == "running"
+    training = any(job.stage == "pretrain" and job.state == "running" for job in status.jobs)
+    split = read_split(run, time.time() if training else None)
+    estimate = _goodput(metrics, read_records(run.events), time.time() if running else None)
     return replace(
         status,
         step=step,
         loss=number(last.get("loss")),
         tokens_per_s=speed,
         eta_s=seconds_left(config, step, speed) if running and config and speed and step is not None else None,
-        goodput=_goodput(metrics, read_records(run.events), time.time() if running else None),
+        goodput=split.goodput if split else estimate,
+        time=split,
         scores=read_scores(run),
         compressors=read_compressors(run),
     )

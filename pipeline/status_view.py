@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.goodput import KINDS
 from pipeline.hints import command, shown
 from pipeline.status import Status
 from pipeline.units import duration, short
@@ -34,6 +35,7 @@ def print_status(status: Status, console: Console, *, source: bool = False) -> N
         console.print(_jobs_table(status))
     console.print()
     _print_progress(status, console)
+    _print_time(status, console)
     _print_scores(status, console)
     for label, text in next_commands(status):
         _line(console, label, text)
@@ -108,6 +110,23 @@ def _print_progress(status: Status, console: Console) -> None:
     bar = ProgressBar(total=status.max_steps, completed=status.step, width=24)
     line.add_row(Text("pretrain", "dim"), *([bar] if console.is_terminal else []), "  ".join(parts))
     console.print(line, highlight=False)
+
+
+def _print_time(status: Status, console: Console) -> None:
+    """Print what the wall time of training went into, where it is known."""
+    if status.time is None or status.time.wall <= 0:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("time")
+    for kind in KINDS:
+        table.add_column({"startup": "start-up"}.get(kind, kind), justify="right")
+    seconds = [getattr(status.time, kind) for kind in KINDS]
+    table.add_row(
+        duration(status.time.wall), *[f"{value:.1f} s" if value < 60 else duration(value) for value in seconds]
+    )
+    table.add_row("", *[f"{value / status.time.wall:.1%}" for value in seconds], style="dim")
+    console.print(table)
+    console.print()
 
 
 def _print_scores(status: Status, console: Console) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -14,9 +15,17 @@ from typing import Any
 
 from pipeline import errors
 from pipeline.files import read_json, write_json
+from pipeline.owner import current, is_alive
 from pipeline.run import Run
 
-COMPLETE, STOPPED, CRASH = "complete", "stopped", "crash"
+COMPLETE, STOPPED, CRASH, HANG = "complete", "stopped", "crash", "hang"
+OWNER_SECONDS = 600  # how long rank 0 may still be saving after its launcher is gone
+# What a launcher dies of that was told to stop before it could pass the signal on: 128 + signal, or minus it.
+STOP_STATUS = {
+    number: signal.Signals(value).name
+    for value in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+    for number in (128 + value, -value)
+}
 
 EXIT_CODES = {
     COMPLETE: errors.EXIT_DONE,
@@ -26,9 +35,10 @@ EXIT_CODES = {
     "storage": errors.EXIT_STORAGE,
     "diverged": errors.EXIT_DIVERGED,
     "no_progress": errors.EXIT_NO_PROGRESS,
+    HANG: errors.EXIT_FAILED,
     CRASH: errors.EXIT_FAILED,
 }
-OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}
+OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: crash, the last of the two
 
 
 def write_verdict(
@@ -48,7 +58,27 @@ def read_verdict(run: Run, job_id: str, attempt: int, exit_status: int | None = 
         return record
     if run.warned(job_id, attempt).is_file():
         return {"verdict": STOPPED, "reason": "stopped before the stage began", "stage": None, "step": None}
+    if exit_status in STOP_STATUS:
+        reason = f"stopped by {STOP_STATUS[exit_status]} before the stage began"
+        return {"verdict": STOPPED, "reason": reason, "stage": None, "step": None}
     return {"verdict": CRASH, "reason": _explain(exit_status), "stage": None, "step": None}
+
+
+def verdict_since(run: Run, job_id: str, attempt: int, started: float) -> dict[str, Any] | None:
+    """Return the attempt's verdict if one was written after `started` (unix s): a number may be used twice by hand."""
+    record = read_json(run.verdict(job_id, attempt))
+    return record if isinstance(record, dict) and record.get("time", 0) >= started else None
+
+
+def await_owner(run: Run, job_id: str, attempt: int) -> None:
+    """Wait while rank 0 of this attempt lives on without its launcher: it is saving, and will leave a verdict."""
+    deadline = time.monotonic() + OWNER_SECONDS
+    while time.monotonic() < deadline:
+        _, holder = current(run.owner)
+        ours = holder is not None and (holder.get("job_id"), holder.get("attempt")) == (job_id, attempt)
+        if not ours or not is_alive(holder) or holder is None or holder.get("host") != socket.gethostname():
+            return
+        time.sleep(0.2)
 
 
 def _explain(exit_status: int | None) -> str:
@@ -64,6 +94,7 @@ def _explain(exit_status: int | None) -> str:
 def main(argv: list[str]) -> int:
     """Say how the attempt ended and return the job script's exit code."""
     run, job_id, attempt, exit_status = Run(Path(argv[0])), argv[1], int(argv[2]), int(argv[3])
+    await_owner(run, job_id, attempt)
     record = read_verdict(run, job_id, attempt, exit_status)
     if not run.verdict(job_id, attempt).is_file():  # otherwise the stage has said it
         print(f"{record['verdict']}: {record['reason']}", file=sys.stderr)

@@ -12,7 +12,8 @@ begin() {
             while [[ -e $run/attempts/$JOB_ID.$ATTEMPT.json ]]; do ATTEMPT=$((ATTEMPT + 1)); done
         fi
     fi
-    export PIPELINE_JOB_ID=$JOB_ID PIPELINE_ATTEMPT=$ATTEMPT
+    PIPELINE_STARTED=$(date +%s.%N) # start-up time is counted from here
+    export PIPELINE_JOB_ID=$JOB_ID PIPELINE_ATTEMPT=$ATTEMPT PIPELINE_STARTED
     child=
     forward=${2:-}
     mkdir -p "$run/control" "$run/attempts"
@@ -20,6 +21,7 @@ begin() {
     trap 'warn TERM' TERM
     trap 'warn INT' INT
     trap 'warn USR2' USR2
+    trap 'warn HUP' HUP
 }
 
 # Tell this attempt that its time is nearly up. Training reads the file at its next step. The other stages read it once,

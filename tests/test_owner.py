@@ -13,7 +13,7 @@ import pytest
 from conftest import environment
 
 from pipeline.errors import NotReadyError
-from pipeline.owner import is_alive, owned, process_start, this_process, try_to_own
+from pipeline.owner import NotOwnerError, check_owner, is_alive, owned, process_start, take, this_process, try_to_own
 
 HOLD = """
 import sys, time
@@ -81,3 +81,34 @@ def test_a_zombie_is_gone() -> None:
     time.sleep(0.2)
     assert process_start(child.pid) is None
     child.wait()
+
+
+def test_a_taken_over_owner_notices_and_only_the_named_attempt_follows(tmp_path: Path) -> None:
+    path = tmp_path / "owner.json"
+    assert try_to_own(path, job_id="7", attempt=0) is None
+    check_owner(path)
+    former = take(path, "7", 1)
+    assert former is not None
+    assert former["pid"] == os.getpid()
+    with pytest.raises(NotOwnerError, match="reserved"):
+        check_owner(path)
+    assert try_to_own(path, job_id="8", attempt=0) is not None
+    assert try_to_own(path, job_id="7", attempt=1) is None
+    check_owner(path)
+
+
+def test_a_hundred_racing_starts_have_one_owner(tmp_path: Path) -> None:
+    path = tmp_path / "owner.json"
+    path.write_text(json.dumps(this_process() | {"pid": 2**22 - 3}))
+    children = []
+    for _ in range(100):  # forked: a hundred interpreters would take a minute
+        pid = os.fork()
+        if pid == 0:
+            code = 0 if try_to_own(path) is None else 1
+            (tmp_path / f"tried-{os.getpid()}").touch()
+            while len(list(tmp_path.glob("tried-*"))) < 100:  # an owner that ended could be followed
+                time.sleep(0.01)
+            os._exit(code)
+        children.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert codes.count(0) == 1

@@ -21,6 +21,7 @@ GOLDEN = """\
 SCHEDULER=local
 PYTHON=/opt/env/bin/python
 LAUNCH=(/opt/env/bin/python -m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=0 --no-python \
+--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 --shutdown-timeout=600 \
 /opt/env/bin/python -u)
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID \
 TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS PYTHONHOME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,15 @@ def choose(logits: Tensor, config: InferenceConfig, generator: torch.Generator) 
 
 
 @torch.inference_mode()
-def complete(model: Transformer, prompt: list[int], config: InferenceConfig, eos: int, seed: int) -> Completion:
-    """Continue `prompt` until the end token, max_new_tokens, or the context is full.
+def complete(
+    model: Transformer,
+    prompt: list[int],
+    config: InferenceConfig,
+    eos: int,
+    seed: int,
+    poll: Callable[[], None] = lambda: None,
+) -> Completion:
+    """Continue `prompt` until the end token, max_new_tokens, or the context is full. `poll` may raise.
 
     An empty prompt begins at the end token, which in training stands before every document.
     """
@@ -53,6 +61,7 @@ def complete(model: Transformer, prompt: list[int], config: InferenceConfig, eos
     ids = torch.tensor([prompt], device=device)
     new: list[int] = []
     for _ in range(min(config.max_new_tokens, model.max_sequence_length - len(prompt))):
+        poll()
         chosen = choose(model(ids, cache=cache)[0, -1], config, generator)
         if chosen == eos:
             return Completion(new, "stop")

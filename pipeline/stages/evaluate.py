@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pipeline.stages import early  # noqa: F401 - first: signals are taken while torch is imported
+
+# isort: split
 import sys
 import time
 from typing import Any
@@ -19,7 +22,7 @@ from pipeline.lm.model import Transformer
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.run import Run
-from pipeline.stages.main import Attempt, run_stage
+from pipeline.stages.main import Attempt, poll, run_stage
 
 BENCHMARK = "bits_per_byte"
 
@@ -40,14 +43,20 @@ def evaluate(run: Run, config: Config, attempt: Attempt) -> int:
         if path.is_file():
             print(f"step {step}: scored already")
             continue
-        score = _score(run, config, hardware, tokenizer, text, step)
+        score = _score(run, config, hardware, tokenizer, text, step, attempt)
         write_json(path, score)
         print(f"step {step}: {score['score']:.4f} bits per byte in {score['seconds']:.1f} s")
     return steps[-1]
 
 
 def _score(
-    run: Run, config: Config, hardware: Hardware, tokenizer: Tokenizer, text: ValidationText, step: int
+    run: Run,
+    config: Config,
+    hardware: Hardware,
+    tokenizer: Tokenizer,
+    text: ValidationText,
+    step: int,
+    attempt: Attempt,
 ) -> dict[str, Any]:
     """Return the record of one checkpoint's bits per byte."""
     started = time.monotonic()
@@ -57,6 +66,7 @@ def _score(
     result = likelihood(
         model, hardware, text.ids, text.bytes, bos=tokenizer.eos_id, batch_size=config.evaluate.batch_size,
         stride=config.evaluate.stride or config.pretrain.sequence_length // 2,
+        progress=lambda share: poll(run, attempt),
     )  # fmt: skip
     return {
         "benchmark": BENCHMARK,

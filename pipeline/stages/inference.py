@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pipeline.stages import early  # noqa: F401 - first: signals are taken while torch is imported
+
+# isort: split
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.config import Config
@@ -16,7 +20,7 @@ from pipeline.lm.hardware import choose_hardware, start_ranks
 from pipeline.lm.model import Transformer
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.run import Run
-from pipeline.stages.main import Attempt, run_stage
+from pipeline.stages.main import Attempt, poll, run_stage
 
 
 def inference(run: Run, config: Config, attempt: Attempt) -> int:
@@ -31,18 +35,20 @@ def inference(run: Run, config: Config, attempt: Attempt) -> int:
     load_weights(run.checkpoint(steps[-1]), model)
     model.to(hardware.device).eval()
     lines = [
-        json.dumps(_sample(model, tokenizer, config, prompt, number), ensure_ascii=False)
+        json.dumps(_sample(model, tokenizer, config, prompt, number, lambda: poll(run, attempt)), ensure_ascii=False)
         for number, prompt in enumerate(config.inference.prompts)
     ]
     write_text(run.samples(steps[-1]), "\n".join(lines) + "\n")
     return steps[-1]
 
 
-def _sample(model: Transformer, tokenizer: Tokenizer, config: Config, prompt: str, number: int) -> dict[str, Any]:
+def _sample(
+    model: Transformer, tokenizer: Tokenizer, config: Config, prompt: str, number: int, poll: Callable[[], None]
+) -> dict[str, Any]:
     """Complete one prompt; each has a seed of its own, so that its text does not depend on the others."""
     started = time.monotonic()
     ids = tokenizer.encode(prompt).tolist()
-    result = complete(model, ids, config.inference, tokenizer.eos_id, config.inference.seed + number)
+    result = complete(model, ids, config.inference, tokenizer.eos_id, config.inference.seed + number, poll)
     text = tokenizer.decode(ids + result.ids)[len(tokenizer.decode(ids)) :]
     seconds = time.monotonic() - started
     print(f"{len(result.ids)} tokens in {seconds:.1f} s after {prompt!r}")

@@ -1,37 +1,35 @@
-"""What every stage's main does around its work: find the Run, take signals, leave a verdict."""
+"""What every stage's main does around its work: find the Run, own it, take signals, leave a verdict."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import signal
+import shutil
 import sys
+import time
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
-from pipeline.errors import EXIT_FAILED, UserError
-from pipeline.owner import owned
+from pipeline.errors import EXIT_DONE, EXIT_FAILED, UserError
+from pipeline.owner import NotOwnerError, belongs_to, check_owner, disown, owned
 from pipeline.run import Run
-from pipeline.verdict import COMPLETE, CRASH, EXIT_CODES, OF_EXIT_CODE, STOPPED, write_verdict
+from pipeline.stages.early import SIGNALS, STARTED, Stopped
+from pipeline.verdict import COMPLETE, CRASH, EXIT_CODES, OF_EXIT_CODE, STOPPED, verdict_since, write_verdict
 
-PR_SET_PDEATHSIG = 1
 FORMER_OWNER_SECONDS = 60
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+# A rank whose partner has failed gets a network error within moments; the partner's own error says more.
+FIRST_ERROR_SECONDS = 3.0
 
 
-class Stopped(BaseException):
-    """The attempt was asked to end. Not an Exception, so that no handler on the way swallows it."""
-
-    def __init__(self, reason: str, step: int | None = None) -> None:
-        super().__init__(reason)
-        self.step = step
+class LostRankError(Exception):
+    """Another rank is gone, and this one cannot go on without it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class Attempt:
     job_id: str
     number: int
     rank: int
+    world_size: int = 1
 
     @classmethod
     def from_environment(cls, stage: str) -> Attempt:
@@ -50,70 +49,137 @@ class Attempt:
             os.environ.get("PIPELINE_JOB_ID", f"hand-{stage}"),
             int(os.environ.get("PIPELINE_ATTEMPT", "0")),
             int(os.environ.get("RANK", "0")),
+            int(os.environ.get("WORLD_SIZE", "1")),
         )
+
+    @property
+    def began(self) -> float:
+        """Return when the job script started (unix s); start-up time is counted from here."""
+        try:
+            return float(os.environ["PIPELINE_STARTED"])
+        except (KeyError, ValueError):
+            return STARTED
 
 
 Body = Callable[[Run, Config, Attempt], int | None]
 
 
-def die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the parent ends, so that a killed launcher leaves no ranks behind."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before the call
-        os.kill(os.getpid(), signal.SIGTERM)
+def stop_reason(run: Run, attempt: Attempt) -> str | None:
+    """Return why to end now: a signal, a person's stop, or the batch shell's warning; None to go on."""
+    if SIGNALS.name is not None:
+        return f"asked to stop by {SIGNALS.name}"
+    if run.stop.exists():
+        return "control/stop: a person ended the chain"
+    try:
+        return f"asked to stop by {run.warned(attempt.job_id, attempt.number).read_text().strip()}"
+    except FileNotFoundError:
+        return None
 
 
-def _raise_stopped(number: int, frame: FrameType | None) -> None:
-    raise Stopped(f"stopped by {signal.Signals(number).name}")
+def poll(run: Run, attempt: Attempt) -> None:
+    """Raise Stopped if there is a reason to end; for stages that hold nothing worth saving, between two batches."""
+    if (reason := stop_reason(run, attempt)) is not None:
+        raise Stopped(reason)
 
 
-def run_stage(stage: str, body: Body) -> int:
+def run_stage(stage: str, body: Body, *, polls: bool = False) -> int:
     """Run `body(run, config, attempt)`, which returns the step it ended at, and return the exit code.
 
-    SIGTERM, SIGINT and SIGUSR2 raise Stopped in the body unless it installs handlers of its own.
+    Stop signals raise Stopped in the body, unless it `polls` stop_reason itself.
     """
     if len(sys.argv) != 2:
         print(f"usage: python -m pipeline.stages.{stage} RUN", file=sys.stderr)
         return 2
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, _raise_stopped)
     attempt = Attempt.from_environment(stage)
     run = Run(Path(sys.argv[1]).absolute())
-    try:
-        die_with_parent()
-        if run.warned(attempt.job_id, attempt.number).is_file():  # before this process could take a signal
+
+    def work() -> int | None:
+        if SIGNALS.name is not None or run.warned(attempt.job_id, attempt.number).is_file():
             raise Stopped("stopped before the stage began")
-        run = Run.open(run.root)
-        config = load_run_config(run.config)
-        with _ownership(run, attempt):
-            _event(run, attempt, "start")
-            step = body(run, config, attempt)
-    except Stopped as stopped:
-        return _end(run, attempt, STOPPED, str(stopped), stopped.step)
-    except UserError as error:
-        return _end(run, attempt, OF_EXIT_CODE.get(error.exit_code, CRASH), str(error), None)
-    except OSError as error:
-        traceback.print_exc()
-        kind = "storage" if error.errno in STORAGE_ERRORS else CRASH
-        return _end(run, attempt, kind, f"{type(error).__name__}: {error}", None)
-    except Exception as error:
-        traceback.print_exc()
-        return _end(run, attempt, CRASH, f"{type(error).__name__}: {error}", None)
+        return body(Run.open(run.root), load_run_config(run.config), attempt)
+
+    try:
+        with nullcontext() if polls else SIGNALS.raising(), _ownership(run, attempt):
+            code = _guarded(run, attempt, work)
+    except NotOwnerError as error:
+        return _superseded(run, attempt, error)
+    except BaseException as error:  # before there was an owner: a stop while waiting, or another owner
+        code = _end_by(run, attempt, error, owner=False)
+    if attempt.world_size > 1 and code != EXIT_DONE:
+        _leave(code)  # the other ranks may be stuck in a collective: a clean shutdown would wait for them
+    return code
+
+
+def _guarded(run: Run, attempt: Attempt, work: Callable[[], int | None]) -> int:
+    """Do the work and leave a verdict while this process still owns the Run."""
+    try:
+        _event(run, attempt, "start", began=attempt.began)
+        step = work()
+    except NotOwnerError:
+        raise
+    except BaseException as error:
+        return _end_by(run, attempt, error)
     return _end(run, attempt, COMPLETE, "", step)
 
 
-def _ownership(run: Run, attempt: Attempt) -> AbstractContextManager[None]:
+def _end_by(run: Run, attempt: Attempt, error: BaseException, *, owner: bool = True) -> int:
+    """Leave the verdict that belongs to an error, and print the traceback of one that is ours."""
+    if isinstance(error, Stopped):
+        return _end(run, attempt, STOPPED, str(error), error.step, owner=owner)
+    if isinstance(error, UserError):
+        return _end(run, attempt, OF_EXIT_CODE.get(error.exit_code, CRASH), str(error), None, owner=owner)
+    if not isinstance(error, Exception):
+        raise error
+    if isinstance(error, LostRankError) and (first := _first_verdict(run, attempt)) is not None:
+        print(f"rank {attempt.rank} ends, since another has failed: {first['reason']}", file=sys.stderr)
+        return EXIT_CODES.get(str(first["verdict"]), EXIT_FAILED)
+    reason = f"{type(error).__name__}: {error}" if not isinstance(error, LostRankError) else str(error)
+    storage = isinstance(error, OSError) and error.errno in STORAGE_ERRORS
+    if attempt.world_size > 1:
+        reason = f"rank {attempt.rank}: {reason}"
+    if not isinstance(error, LostRankError):  # its own traceback is only that of the broken connection
+        print(f"{attempt.stage}: first error, on rank {attempt.rank}:", file=sys.stderr)
+        traceback.print_exception(error)
+    return _end(run, attempt, "storage" if storage else CRASH, reason, None, owner=owner)
+
+
+def _first_verdict(run: Run, attempt: Attempt) -> dict[str, Any] | None:
+    """Wait a moment for the verdict of the rank that failed first."""
+    deadline = time.monotonic() + FIRST_ERROR_SECONDS
+    while time.monotonic() < deadline:
+        if (record := verdict_since(run, attempt.job_id, attempt.number, STARTED)) is not None:
+            return record
+        time.sleep(0.1)
+    return None
+
+
+@contextmanager
+def _ownership(run: Run, attempt: Attempt) -> Iterator[None]:
     """Let rank 0 own the Run's outputs; the ranks of a killed launcher may still be saving."""
     if attempt.rank != 0:
-        return nullcontext()
-    return owned(
-        run.control / "owner.json",
-        f"Run {run.name}",
-        FORMER_OWNER_SECONDS,
-        job_id=attempt.job_id,
-        attempt=attempt.number,
-    )
+        yield
+        return
+    details = {"job_id": attempt.job_id, "attempt": attempt.number}
+    with owned(run.owner, f"Run {run.name}", FORMER_OWNER_SECONDS, **details):
+        _break_unfinished_saves(run)
+        yield
+
+
+def _break_unfinished_saves(run: Run) -> None:
+    """Take away the folders in which a former owner was saving: should it wake up, its rename finds nothing."""
+    for folder in run.checkpoints.glob(".step-*.tmp"):
+        broken = folder.with_name(f"{folder.name}.{os.getpid()}.old")
+        try:
+            folder.rename(broken)
+        except FileNotFoundError:
+            continue
+        shutil.rmtree(broken, ignore_errors=True)
+
+
+def fence(run: Run, attempt: Attempt) -> None:
+    """Raise NotOwnerError on rank 0 if another attempt has taken the Run over; asked before anything is published."""
+    if attempt.rank == 0:
+        check_owner(run.owner)
 
 
 def _event(run: Run, attempt: Attempt, kind: str, **details: object) -> None:
@@ -121,19 +187,72 @@ def _event(run: Run, attempt: Attempt, kind: str, **details: object) -> None:
         run.event(kind, stage=attempt.stage, job_id=attempt.job_id, attempt=attempt.number, **details)
 
 
-def _end(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> int:
+def _end(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None, *, owner: bool = True) -> int:
     """Leave the verdict. Rank 0 speaks for all; another rank only where it is the first to fail."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # a second signal must not tear the verdict
+    SIGNALS.ignore()
+    if reason:
+        print(f"{attempt.stage}: {reason}", file=sys.stderr)
     try:
-        failed = verdict not in (COMPLETE, STOPPED)
-        if attempt.rank == 0 or (failed and not run.verdict(attempt.job_id, attempt.number).exists()):
-            write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step)
-        details = {"reason": reason} if reason else {}
-        _event(run, attempt, {COMPLETE: "complete", STOPPED: "stop"}.get(verdict, "failure"), step=step, **details)
+        if not owner or belongs_to(run.owner, attempt.job_id, attempt.number):
+            _record(run, attempt, verdict, reason, step)
     except OSError as error:
         print(f"cannot write the verdict: {error}", file=sys.stderr)
         return EXIT_FAILED
-    if reason:
-        print(f"{attempt.stage}: {reason}", file=sys.stderr)
+    if verdict == STOPPED and attempt.world_size > 1:
+        return EXIT_DONE  # or torchrun takes it for a failure and kills the ranks that are still saving
     return EXIT_CODES[verdict]
+
+
+def _record(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
+    """Write verdict and event, unless another rank was first."""
+    failed = verdict not in (COMPLETE, STOPPED)
+    if attempt.rank != 0 and not failed:
+        return
+    if verdict_since(run, attempt.job_id, attempt.number, STARTED) is not None:
+        return
+    write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step)
+    details: dict[str, object] = {"reason": reason} if reason else {}
+    details |= {"rank": attempt.rank} if attempt.world_size > 1 and failed else {}
+    kind = {COMPLETE: "complete", STOPPED: "stop"}.get(verdict, "failure")
+    run.event(
+        kind, stage=attempt.stage, job_id=attempt.job_id, attempt=attempt.number, verdict=verdict, step=step, **details
+    )
+
+
+def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
+    """End this process at once, from a thread, because its main thread cannot be waited for. Does not return."""
+    code = EXIT_FAILED
+    try:
+        if attempt.rank == 0:
+            check_owner(run.owner)
+        print(f"{attempt.stage}: {reason}", file=sys.stderr, flush=True)
+        _abandoned_verdict(run, attempt, verdict, reason, step)
+        code = EXIT_CODES[verdict] if attempt.world_size == 1 or verdict != STOPPED else EXIT_DONE
+        if attempt.rank == 0:
+            disown(run.owner)
+    except Exception as error:
+        print(f"{attempt.stage}: {error}", file=sys.stderr, flush=True)
+    finally:
+        _leave(code)
+
+
+def _abandoned_verdict(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
+    if not belongs_to(run.owner, attempt.job_id, attempt.number):
+        return
+    if verdict_since(run, attempt.job_id, attempt.number, STARTED) is None:
+        write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step)
+
+
+def _superseded(run: Run, attempt: Attempt, error: NotOwnerError) -> int:
+    """End without a verdict: the Run belongs to another attempt, which would read it."""
+    print(f"{attempt.stage}: {error}", file=sys.stderr)
+    _event(run, attempt, "superseded", reason=str(error))
+    if attempt.world_size > 1:
+        _leave(EXIT_FAILED)
+    return EXIT_FAILED
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -2,63 +2,69 @@
 
 from __future__ import annotations
 
-import signal
+from pipeline.stages import early  # first: signals are taken while torch is imported
+
+# isort: split
+import os
+import socket
 import sys
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
+
+import torch.distributed as dist
 
 from pipeline.config import Config
 from pipeline.files import read_json, write_json
 from pipeline.lm.batches import Batches
 from pipeline.lm.hardware import Hardware, choose_hardware, end_ranks, start_ranks
+from pipeline.lm.ledger import Ledger
 from pipeline.lm.shards import TokenShards
-from pipeline.lm.trainer import Files, Trainer
+from pipeline.lm.trainer import Files, Outcome, Trainer
+from pipeline.lm.watchdog import Around, Rank, Watchdog
+from pipeline.owner import is_alive, process_start
 from pipeline.run import Run
 from pipeline.sizes import num_parameters
-from pipeline.stages.main import Attempt, Stopped, run_stage
-
-
-class StopWatch:
-    """Know why training should end: a person's stop, the batch shell's warning, or a signal that reached this rank."""
-
-    def __init__(self, run: Run, attempt: Attempt) -> None:
-        self.signal: str | None = None
-        self.files = {
-            run.stop: "control/stop: a person ended the chain",
-            run.warned(attempt.job_id, attempt.number): "warned",
-        }
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-            signal.signal(number, self._take)
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self.signal = signal.Signals(number).name
-
-    def reason(self) -> str | None:
-        if self.signal is not None:
-            return f"asked to stop by {self.signal}"
-        for path, reason in self.files.items():
-            if path.exists():
-                return f"asked to stop by {path.read_text().strip()}" if reason == "warned" else reason
-        return None
+from pipeline.stages.main import Attempt, LostRankError, abandon, fence, run_stage, stop_reason
+from pipeline.verdict import verdict_since
 
 
 def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
     """Train to max_steps; return the last step."""
-    watch = StopWatch(run, attempt)
     hardware = _settle(run, config)
-    start_ranks(hardware)
+    watchdog = _watchdog(run, config, attempt)
+    watchdog.start()
     try:
-        shards = TokenShards(run.data, "train")
-        batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
-        trainer = Trainer(
-            config, hardware, batches, _files(run, attempt, watch), {"tokenizer": shards.tokenizer_fingerprint}
-        )
-        outcome = trainer.train()
+        start_ranks(hardware)
+        watchdog.fellows = _meet(watchdog.me)
+        outcome = _train(run, config, attempt, hardware, watchdog)
+        if hardware.world_size > 1:
+            dist.barrier()  # rank 0 may still be clearing up: no rank leaves before the last is done
+    except early.Stopped:
+        raise
+    except Exception as error:
+        if hardware.world_size > 1 and _is_broken_connection(error):
+            lost = watchdog.lost()
+            name = f"{lost} is gone: it was killed, or ended by itself" if lost else f"the connection broke: {error}"
+            raise LostRankError(name) from error
+        raise
     finally:
-        end_ranks()
+        watchdog.close()
+    end_ranks()
     if outcome.stopped is not None:
-        raise Stopped(outcome.stopped, outcome.step)
+        raise early.Stopped(outcome.stopped, outcome.step)
     return outcome.step
+
+
+def _train(run: Run, config: Config, attempt: Attempt, hardware: Hardware, watchdog: Watchdog) -> Outcome:
+    shards = TokenShards(run.data, "train")
+    batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
+    files = _files(run, attempt, watchdog)
+    trainer = Trainer(config, hardware, batches, files, {"tokenizer": shards.tokenizer_fingerprint})
+    try:
+        return trainer.train()
+    finally:
+        if attempt.rank == 0:
+            files.ledger.write(now=True)
 
 
 def _settle(run: Run, config: Config) -> Hardware:
@@ -71,12 +77,58 @@ def _settle(run: Run, config: Config) -> Hardware:
     return hardware
 
 
-def _files(run: Run, attempt: Attempt, watch: StopWatch) -> Files:
+def _watchdog(run: Run, config: Config, attempt: Attempt) -> Watchdog:
+    me = Rank(attempt.rank, socket.gethostname(), os.getpid(), process_start(os.getpid()))
+    around = Around(
+        is_alive=lambda rank: is_alive({"host": rank.host, "pid": rank.pid, "started": rank.started}),
+        stop_reason=lambda: stop_reason(run, attempt),
+        verdict=lambda: verdict_since(run, attempt.job_id, attempt.number, early.STARTED),
+        event=_event(run, attempt),
+        end=lambda verdict, reason, step: abandon(run, attempt, verdict, reason, step),
+    )
+    return Watchdog(me, around, config.pretrain.first_step_timeout, config.pretrain.hang_timeout)
+
+
+def _meet(me: Rank) -> list[Rank]:
+    """Tell all ranks who they are; a pid says nothing on another host, so each looks after those of its own."""
+    if not dist.is_initialized():
+        return [me]
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, me)
+    return ranks
+
+
+def _is_broken_connection(error: Exception) -> bool:
+    """Tell whether an error only says that another rank no longer answers."""
+    text = f"{type(error).__name__} {error}"
+    return any(word in text for word in ("gloo", "NCCL", "Connection", "DistNetworkError", "TCPStore", "Broken pipe"))
+
+
+def _event(run: Run, attempt: Attempt) -> Callable[..., None]:
     def event(kind: str, **details: Any) -> None:
         run.event(kind, stage=attempt.stage, job_id=attempt.job_id, attempt=attempt.number, **details)
 
-    return Files(run.checkpoints, run.metrics, event, watch.reason)
+    return event
+
+
+def _files(run: Run, attempt: Attempt, watchdog: Watchdog) -> Files:
+    def write_ledger(account: dict[str, Any]) -> None:
+        fence(run, attempt)
+        about = {"job_id": attempt.job_id, "attempt": attempt.number, "host": socket.gethostname()}
+        write_json(run.ledger(attempt.job_id, attempt.number), about | account)
+
+    return Files(
+        run.checkpoints,
+        run.metrics,
+        _event(run, attempt),
+        lambda: stop_reason(run, attempt),
+        save_wanted=run.save.exists,
+        save_done=lambda: run.save.unlink(missing_ok=True),
+        fence=lambda: fence(run, attempt),
+        ledger=Ledger(attempt.began, write_ledger),
+        watchdog=watchdog,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("pretrain", pretrain))
+    sys.exit(run_stage("pretrain", pretrain, polls=True))

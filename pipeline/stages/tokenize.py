@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pipeline.stages import early  # noqa: F401 - first: signals are taken while the rest is imported
+
+# isort: split
 import hashlib
 import json
 import os

@@ -1,0 +1,140 @@
+"""A thread that ends this rank when training cannot go on: a hang, a lost partner, a stop that nobody can agree on."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.5
+# How long the main thread may take to end by itself once it is clear that the attempt is over.
+GRACE_SECONDS = 10.0
+# Other ranks' watchdogs fire within moments; they get this long to print their stacks before stopped ones are killed.
+REPORT_SECONDS = 5.0
+# The watchdog itself needs the interpreter; code that never gives it up is ended this much later, by a C thread.
+INTERPRETER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process of this attempt, and when it started: pids are used again."""
+
+    rank: int
+    host: str
+    pid: int
+    started: str | None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} (process {self.pid})"
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the watchdog asks and tells the world outside."""
+
+    is_alive: Callable[[Rank], bool]  # taken to live where nobody can look
+    stop_reason: Callable[[], str | None]
+    verdict: Callable[[], dict[str, Any] | None]  # of this attempt, once a rank has written one
+    event: Callable[..., None]  # event(kind, **details), from any rank
+    end: Callable[[str, str, int | None], None]  # end(verdict, reason, step) leaves a verdict and the process
+
+
+@dataclass
+class Watchdog:
+    """Watch one rank. `beat` after each step; `expect` before something that may take another time than a step."""
+
+    me: Rank
+    around: Around
+    first_step_timeout: float  # seconds from the start to the end of the first step
+    hang_timeout: float  # seconds for each step after it
+    fellows: list[Rank] = field(default_factory=list)
+    step: int | None = None
+    what: str = "start-up"
+
+    def __post_init__(self) -> None:
+        self._stepped = False
+        self._over: float | None = None  # since when it is known that the attempt cannot go on
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self.expect("start-up", self.first_step_timeout)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching; the attempt has come to its end."""
+        self._closed.set()
+        faulthandler.cancel_dump_traceback_later()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def expect(self, what: str, seconds: float) -> None:
+        """Allow `seconds` for `what`, from now on."""
+        self.what, self.limit, self.deadline = what, seconds, time.monotonic() + seconds
+        faulthandler.dump_traceback_later(seconds + INTERPRETER_SECONDS, exit=True)
+
+    def beat(self, step: int) -> None:
+        """Note that `step` is done."""
+        self.step, self._stepped = step, True
+        self.expect("a step", self.hang_timeout)
+
+    def lost(self) -> Rank | None:
+        """Return a rank of this machine whose process is gone."""
+        return next((rank for rank in self.fellows if rank != self.me and not self.around.is_alive(rank)), None)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(POLL_SECONDS):
+            if time.monotonic() > self.deadline:
+                self._hang()
+            elif (outlook := self._outlook()) is None:
+                self._over = None
+            elif self._overdue():
+                self.around.end(*outlook, self.step)
+
+    def _outlook(self) -> tuple[str, str] | None:
+        """Return (verdict, reason) if the attempt cannot go on, None if it can."""
+        if (record := self.around.verdict()) is not None:
+            return str(record["verdict"]), f"rank {self.me.rank} ends: {record['reason']}"
+        if (lost := self.lost()) is not None:
+            return "crash", f"{lost} is gone: it was killed, or ended by itself"
+        if not self._stepped and (reason := self.around.stop_reason()) is not None:
+            # Nothing is in memory yet that the newest checkpoint has not; compiling may go on for long.
+            return "stopped", f"{reason}, before the first step was done"
+        return None
+
+    def _overdue(self) -> bool:
+        """Tell whether the main thread has had its time to end by itself."""
+        self._over = self._over or time.monotonic()
+        return time.monotonic() > self._over + GRACE_SECONDS
+
+    def _hang(self) -> None:
+        """Say where this rank stands, wait for the others, kill those of this machine that cannot speak, and end."""
+        after = "no step yet" if self.step is None else f"after step {self.step}"
+        reason = f"hang: rank {self.me.rank} on {self.me.host}, {after}: {self.what} took longer than {self.limit:g} s"
+        print(f"\n{reason}. All Python stacks of process {self.me.pid}:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        sys.stderr.flush()
+        self.around.event("hang", rank=self.me.rank, step=self.step, what=self.what, limit=self.limit)
+        time.sleep(REPORT_SECONDS)
+        for rank in self.fellows:
+            if rank != self.me and rank.host == self.me.host and is_stopped(rank.pid):
+                print(f"{rank} is stopped or in the kernel and said nothing; killed", file=sys.stderr, flush=True)
+                self.around.event("hang", rank=rank.rank, step=self.step, what="stopped process", limit=self.limit)
+                os.kill(rank.pid, signal.SIGKILL)
+        self.around.end("hang", reason, self.step)
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped (T, t) or waits in the kernel (D): it cannot speak for itself."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] in "TtD"

@@ -1,0 +1,89 @@
+"""Take signals from the first moment of a stage's process on; each main imports this before anything heavy.
+
+torch takes seconds to import, and a signal in that time would end the process with no verdict, or be lost: an
+exception raised from a handler while Python imports may be swallowed by a callback of the import system. So signals are
+only noted here, and looked at when the imports are done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
+AGAIN_SECONDS = 1.0
+PR_SET_PDEATHSIG = 1
+STARTED = time.time()
+
+
+class Stopped(BaseException):
+    """The attempt was asked to end. Not an Exception, so that no handler on the way swallows it."""
+
+    def __init__(self, reason: str, step: int | None = None) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
+class Signals:
+    """The first stop signal that reached this process, if any."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._raises = False
+
+    def install(self) -> None:
+        """Note stop signals from now on instead of dying of them."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.name = self.name or signal.Signals(number).name
+        self.check()
+
+    def check(self) -> None:
+        """Raise Stopped inside `raising` if a signal came."""
+        if self.name is not None and self._raises:
+            # Raised inside a destructor or a weak reference's callback it would be swallowed: so again in a second.
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+            raise Stopped(f"stopped by {self.name}")
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise Stopped in the body, in the middle of whatever it does: for stages that have nothing to save."""
+        former = signal.signal(signal.SIGALRM, lambda number, frame: self.check())
+        self._raises = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._raises = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, former)
+
+    def ignore(self) -> None:
+        """Let no further signal tear what is written last."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def die_with_parent() -> None:
+    """Ask Linux for SIGTERM when the parent ends, so that a killed launcher leaves no ranks behind."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the call
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+SIGNALS = Signals()
+
+# Only in a process that is a stage: a test that imports one keeps its own handlers.
+_main = getattr(sys.modules.get("__main__"), "__spec__", None)
+if _main is not None and str(_main.name).startswith("pipeline.stages."):
+    SIGNALS.install()
+    die_with_parent()
