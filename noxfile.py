@@ -104,6 +104,7 @@ def faults(session: nox.Session) -> None:
     run(session, "tests/faults/kill_save.py")
     run(session, "-m", "pytest", "tests/faults")
     run(session, "tests/faults/kill_chain.py", *session.posargs)
+    run(session, "-m", "pytest", "tests/faults/guard.py")
     run(session, "tests/faults/soak.py", "--minutes", "10", "--every", "60")
 
 

@@ -8,6 +8,7 @@ begin() {
         JOB_ID=$SLURM_JOB_ID ATTEMPT=${SLURM_RESTART_COUNT:-0}
     else
         JOB_ID=${PIPELINE_JOB_ID:-hand-$1} ATTEMPT=${PIPELINE_ATTEMPT:-0}
+        export PIPELINE_SCRIPT=$$ # torchrun would outlive a killed script; its ranks look whether this process lives
         if [[ -z ${PIPELINE_ATTEMPT:-} ]]; then
             while [[ -e $run/attempts/$JOB_ID.$ATTEMPT.json ]]; do ATTEMPT=$((ATTEMPT + 1)); done
         fi

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, UserError
-from pipeline.owner import NotOwnerError, belongs_to, check_owner, disown, owned
+from pipeline.owner import NotOwnerError, belongs_to, check_owner, disown, owned, process_start
 from pipeline.run import Run
 from pipeline.stages.early import SIGNALS, STARTED, Stopped
 from pipeline.verdict import COMPLETE, CRASH, EXIT_CODES, OF_EXIT_CODE, STOPPED, verdict_since, write_verdict
@@ -68,6 +68,9 @@ def stop_reason(run: Run, attempt: Attempt) -> str | None:
     """Return why to end now: a signal, a person's stop, or the batch shell's warning; None to go on."""
     if SIGNALS.name is not None:
         return f"asked to stop by {SIGNALS.name}"
+    script = os.environ.get("PIPELINE_SCRIPT", "")
+    if script.isdigit() and process_start(int(script)) is None:
+        return "the job script is gone"
     if run.stop.exists():
         return "control/stop: a person ended the chain"
     try:
