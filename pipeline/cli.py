@@ -59,6 +59,14 @@ def main() -> None:
     sys.exit(code)
 
 
+def emit(text: str) -> None:
+    """Print a result; a reader that has seen enough (| head) is no failure, which it would be to typer."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
@@ -89,7 +97,7 @@ def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) 
 
     request = chain.request(what or [], cluster, None)
     if as_json:
-        print(json.dumps(request.plan.to_json(), indent=2))
+        emit(json.dumps(request.plan.to_json(), indent=2))
     else:
         chain.print_plan(request, Console(highlight=False))
 
@@ -103,7 +111,7 @@ def status(run: RunPath, as_json: Json = False) -> int:
 
     found = read_status(Run.open(run))
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
+        emit(json.dumps(found.to_json(), indent=2))
     else:
         print_status(found, Console(highlight=False), source=True)
     return EXIT_FAILED if found.state == "failed" else EXIT_DONE
@@ -184,4 +192,4 @@ def schema() -> None:
     """Print the JSON Schema of a config file, for editors."""
     from pipeline.config_docs import config_schema
 
-    print(json.dumps(config_schema(), indent=2))
+    emit(json.dumps(config_schema(), indent=2))
