@@ -17,6 +17,7 @@ from pipeline.config import Config
 from pipeline.config_load import config_differences, dump_config, load_run_config
 from pipeline.errors import UserError
 from pipeline.files import fsync_folder, read_json, write_json, write_text
+from pipeline.owner import process_start
 from pipeline.plan import Plan
 from pipeline.run import Run
 
@@ -55,6 +56,7 @@ def prepare(run: Run, config: Config, plan: Plan) -> None:
         run.root.mkdir(parents=True, exist_ok=True)
         for folder in (run.control, run.logs, run.root / "attempts", run.root / "launch"):
             folder.mkdir(exist_ok=True)
+        remove_leftovers(run)
         changed = take_snapshot(run)
         for name, text in plan.files.items():
             write_text(run.root / name, text)
@@ -66,6 +68,14 @@ def prepare(run: Run, config: Config, plan: Plan) -> None:
         write_text(run.config, dump_config(config))
     except OSError as error:
         raise UserError(f"{run.root}: cannot make the Run: {error.strerror or error}") from error
+
+
+def remove_leftovers(run: Run) -> None:
+    """Remove the temporary files of killed writers; `.NAME.PID.tmp` names the process that would have renamed it."""
+    for path in run.root.rglob(".*.tmp"):
+        pid = path.name.split(".")[-2]
+        if path.is_file() and pid.isdigit() and process_start(int(pid)) is None:
+            path.unlink(missing_ok=True)
 
 
 def describe(config: Config) -> dict[str, Any]:
