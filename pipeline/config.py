@@ -5,82 +5,17 @@ The sections and the rules of single keys. Rules between keys are in config_rule
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, model_validator
 
-from pipeline.slurm_time import canonical_time
+from pipeline.config_hints import ELSEWHERE
+from pipeline.config_types import LINE, MOST, NAMED, REAL, WHOLE, Section, Time, broken_rule, one_or_more
+from pipeline.slurm_options import SbatchOptions, SrunOptions
 
-MOST = 10**12  # bound of counts that have no narrower one: beyond it is a slip of the finger, not a wish
 STDLIB = "python-stdlib"
 HUB = "hf:"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(_[0-9]{1,30}){0,9}")
-REAL_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-
-
-def broken_rule(text: str) -> PydanticCustomError:
-    """Make the error of a value that breaks one of our rules; `text` follows the value: `is not …; write …`."""
-    return PydanticCustomError("rule", "{text}", {"text": text})
-
-
-def has_control_characters(text: str) -> bool:
-    """Tell whether `text` holds control characters, or the half characters that Python makes of broken UTF-8."""
-    return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
-
-
-def _whole(value: object) -> object:
-    """Accept 1e9 and the texts `1_000` and '1000' for a whole number: there is nothing else they could mean."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, str) and WHOLE_NUMBER.fullmatch(value):
-        return int(value)
-    return value
-
-
-def _real(value: object) -> object:
-    """Accept '3e-4' in quotes, which people write because other loaders need it."""
-    if isinstance(value, str) and (REAL_NUMBER.fullmatch(value) or WHOLE_NUMBER.fullmatch(value)):
-        return float(value)
-    return value
-
-
-def _time(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise broken_rule("is not a time limit; write for example 12:00:00, or a whole number of minutes")
-    try:
-        return canonical_time(str(value))
-    except ValueError as error:
-        raise broken_rule(str(error)) from None
-
-
-def _name(value: object) -> object:
-    if isinstance(value, str) and not NAME.fullmatch(value):
-        raise broken_rule(
-            "is not a name; write 1 to 64 of the letters A-Z a-z, digits, '.', '_', '-', the first a letter or digit"
-        )
-    return value
-
-
-def _line(value: object) -> object:
-    """Refuse text that cannot be a path or a name: empty, or with control characters in it."""
-    if isinstance(value, str) and not value.strip():
-        raise broken_rule("is empty; write something, or remove the line")
-    if isinstance(value, str) and has_control_characters(value):
-        raise broken_rule("holds control characters or broken UTF-8; remove them")
-    return value
-
-
-def _one_or_more(value: object) -> object:
-    """Read `x` as `[x]`, and refuse an empty list."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and not value:
-        raise broken_rule("is an empty list; write at least one item, or remove the line")
-    return value
+SEED = Field(ge=0, le=2**32 - 1, description="seed of the random numbers")
 
 
 def _prompt(value: object) -> object:
@@ -109,18 +44,6 @@ def _sources(value: object) -> object:
     return value
 
 
-WHOLE, REAL = BeforeValidator(_whole), BeforeValidator(_real)
-LINE = BeforeValidator(_line)
-SEED = Field(ge=0, le=2**32 - 1, description="seed of the random numbers")
-Time = Annotated[str, BeforeValidator(_time, json_schema_input_type=int | str)]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values are never changed after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
-
-
 class StageSection(Section):
     """What every stage's Job may ask for; these keys may change on an existing Run."""
 
@@ -128,6 +51,17 @@ class StageSection(Section):
         Time,
         Field(description="time limit of a Job: D-HH:MM:SS, D-HH, HH:MM:SS, MM:SS or minutes; rounded up to minutes"),
     ] = "1:00:00"
+    sbatch: Annotated[
+        SbatchOptions,
+        Field(
+            description="options of sbatch over those of the cluster file: Slurm's names without dashes",
+            examples=["{partition: gpu}"],
+        ),
+    ] = {}
+    srun: Annotated[
+        SrunOptions,
+        Field(description="options of srun, over those of the cluster file", examples=["{cpu-bind: cores}"]),
+    ] = {}
 
 
 class DataSource(Section):
@@ -221,6 +155,12 @@ class ModelConfig(Section):
 class PretrainConfig(StageSection):
     """Training."""
 
+    nodes: Annotated[int, Field(ge=1, le=100_000, description="nodes that train together"), WHOLE] = 1
+    segments: Annotated[
+        int | None,
+        Field(ge=1, le=10_000, description="Slurm Jobs that the training is cut into; null: as many as its time needs"),
+        WHOLE,
+    ] = None
     nproc_per_node: Annotated[int, Field(ge=1, le=1024, description="ranks on one node, one per GPU"), WHOLE] = 1
     max_steps: Annotated[int, Field(ge=1, le=MOST, description="optimizer steps in all"), WHOLE] = 1000
     global_batch_size: Annotated[
@@ -307,7 +247,7 @@ class EvaluateConfig(StageSection):
     checkpoints: Annotated[
         list[Literal["first", "last", "all"]],
         Field(description="which checkpoints are scored; a list of first, last, all"),
-        BeforeValidator(_one_or_more, json_schema_input_type=str | list[Literal["first", "last", "all"]]),
+        BeforeValidator(one_or_more, json_schema_input_type=str | list[Literal["first", "last", "all"]]),
     ] = ["first", "last"]
     stride: Annotated[
         int | None,
@@ -323,7 +263,7 @@ class InferenceConfig(StageSection):
     prompts: Annotated[
         list[Annotated[str, BeforeValidator(_prompt)]],
         Field(description="texts for the model to go on from"),
-        BeforeValidator(_one_or_more, json_schema_input_type=str | list[str]),
+        BeforeValidator(one_or_more, json_schema_input_type=str | list[str]),
     ] = ["def "]
     max_new_tokens: Annotated[int, Field(ge=1, le=10_000_000, description="tokens to sample per prompt"), WHOLE] = 128
     temperature: Annotated[
@@ -343,10 +283,12 @@ class InferenceConfig(StageSection):
 class Config(Section):
     """One Run of the whole chain."""
 
+    other_names: ClassVar[dict[str, str]] = ELSEWHERE
+
     name: Annotated[
         str,
         Field(description="name of the Run and its folder: 1 to 64 letters, digits, `.`, `_`, `-`"),
-        BeforeValidator(_name),
+        NAMED,
     ]
     seed: Annotated[int, SEED, WHOLE] = 1
     runs_dir: Annotated[str, Field(description="folder of all Runs; relative: inside the project"), LINE] = "runs"

@@ -18,6 +18,7 @@ from pipeline.yaml12 import Document, KeyPath, Place, shown
 from pipeline.yaml12_dump import dump_scalar
 
 MAX_SHOWN = 50
+VERBS = frozenset("is holds gives needs has must would chooses prints submits looks".split())  # after them, the value
 
 
 class Mistake(NamedTuple):
@@ -135,6 +136,8 @@ def choices_of(annotation: Any) -> list[str]:
 def example_of(field: FieldInfo | None) -> str:
     """Give a value that the field takes: its default, small and large numbers also with an exponent."""
     default = field.default if field else None
+    if field is not None and field.examples:
+        return str(field.examples[0])
     if isinstance(default, float):
         short = re.sub(r"e([-+])0?", r"e\1", f"{default:.0e}").replace("+", "")
         exponent = default != 0 and not 0.1 <= default < 1000 and float(short) == default
@@ -149,12 +152,14 @@ def example_of(field: FieldInfo | None) -> str:
 
 
 def _nothing(found: Found) -> str:
-    field = found.field
+    field, rule = found.field, str(found.context.get("text", ""))
+    if rule.startswith("has no value"):
+        return rule
     if field is not None and section_in(field.annotation) not in (None, DataSource):
         return "is an empty section; write keys below it, further in, or remove the line"
     name = found.key.rpartition(".")[2].partition("[")[0]
-    example = "/data/text" if field is not None and "str" in str(field.annotation) and not field.default else None
-    example = "my-model" if name == "name" else example or example_of(field)
+    is_text = field is not None and "str" in str(field.annotation) and not field.default and not field.examples
+    example = "my-model" if name == "name" else "/data/text" if is_text else example_of(field)
     return f"has no value; write for example `{name}: {example}`, or remove the line"
 
 
@@ -197,6 +202,10 @@ def _not_list(found: Found) -> str:
     return f"{found.text} where a list is needed; write for example {example_of(found.field)}"
 
 
+def _not_mapping(found: Found) -> str:
+    return f"{found.text} where names with values are needed; write for example {example_of(found.field)}"
+
+
 def _not_bool(found: Found) -> str:
     return f"{found.text} is neither true nor false; write true or false, without quotes"
 
@@ -216,7 +225,7 @@ def _not_section(found: Found) -> str:
 
 def _broken_rule(found: Found) -> str:
     text = str(found.context["text"])
-    begins_with_verb = text.split(" ", 1)[0] in ("is", "holds", "gives", "needs", "has", "must")
+    begins_with_verb = text.split(" ", 1)[0] in VERBS
     return f"{found.text} {text}" if begins_with_verb else text
 
 
@@ -241,6 +250,7 @@ WORDS: dict[str, Callable[[Found], str]] = {
     "string_type": _not_text,
     "string_unicode": _not_unicode,
     "list_type": _not_list,
+    "dict_type": _not_mapping,
     "tuple_type": _not_list,
     "bool_type": _not_bool,
     "literal_error": _not_choice,

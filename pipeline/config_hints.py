@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
+
+from pipeline.slurm_options import SBATCH
 
 KeyPath = tuple[str | int, ...]
 
@@ -72,22 +75,21 @@ def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
 
 
 @cache  # asked once for each unknown key, of which a file can hold thousands
-def _all_keys(model: type[BaseModel]) -> list[tuple[str, str]]:
-    """List (name of the section or '', key) of the top level and of each section."""
+def _all_keys(model: type[BaseModel], section: str = "") -> list[tuple[str, str]]:
+    """List (dotted section or '', key) of the top level and of each section."""
     keys = []
     for name, field in model.model_fields.items():
-        keys.append(("", name))
+        keys.append((section, name))
         inner = section_in(field.annotation)
         if inner is not None:
-            keys += [(name, key) for key in inner.model_fields]
+            keys += _all_keys(inner, _join(section, name))
     return keys
 
 
 def unknown_key(model: type[BaseModel], path: KeyPath) -> tuple[str, str | None]:
     """Say what to do about the unknown key at `path`, and return the dotted key that was probably meant."""
-    name = str(path[-1])
-    here = next((part for part in path[:-1] if isinstance(part, str)), "")
-    hint, meant = _hint(model, name, here)
+    here = ".".join(part for part in path[:-1] if isinstance(part, str))
+    hint, meant = _hint(model, str(path[-1]), here)
     return f"unknown key; {hint}", meant
 
 
@@ -101,19 +103,26 @@ def _hint(model: type[BaseModel], name: str, here: str) -> tuple[str, str | None
     if "" in sections:
         return "it belongs at the top of the file, not further in", tidy
     if sections:
-        return f"it belongs under {' or '.join(sections)}", _join(sections[0], tidy) if len(sections) == 1 else None
-    section, dot, key = tidy.partition(".")
+        return f"it belongs under {_either(sections)}", _join(sections[0], tidy) if len(sections) == 1 else None
+    section, dot, key = tidy.rpartition(".")
     if dot and (section, key) in keys:
         return f"write {key} below {section}:, further in", tidy
     if ":" in name:
         return "put a blank after the colon: `key: value`", None
-    return _near(tidy, here, own, keys)
+    return _near(model, tidy, here, own, keys)
 
 
-def _near(tidy: str, here: str, own: list[str], keys: list[tuple[str, str]]) -> tuple[str, str | None]:
-    if tidy in ELSEWHERE:
-        meant = ELSEWHERE[tidy]
+def _near(
+    model: type[BaseModel], tidy: str, here: str, own: list[str], keys: list[tuple[str, str]]
+) -> tuple[str, str | None]:
+    other_names: Mapping[str, str] = getattr(model, "other_names", {})
+    if tidy in other_names:
+        meant = other_names[tidy]
         return f"did you mean {_from_here(meant, here)}?", meant
+    option = tidy.replace("_", "-")
+    if option in SBATCH and (maps := [section for section, key in keys if key == "sbatch"]):
+        place = "sbatch:" if here in maps else f"sbatch: of {_either([section or 'the file' for section in maps])}"
+        return f"an option of Slurm goes below {place}; write there {option}: VALUE", None
     if near := get_close_matches(tidy, own, n=1):
         return f"did you mean {near[0]}?", _join(here, near[0])
     everywhere = {key: _join(section, key) for section, key in reversed(keys)}
@@ -122,6 +131,10 @@ def _near(tidy: str, here: str, own: list[str], keys: list[tuple[str, str]]) -> 
         return f"did you mean {meant}?", meant
     place = f"under {here}" if here else "at the top"
     return f"remove it; the keys {place} are {', '.join(own)}", None
+
+
+def _either(sections: list[str]) -> str:
+    return " or ".join(sections)
 
 
 def _join(section: str, key: str) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from pipeline.config import STDLIB, Config, DataSource
-from pipeline.config_errors import ConfigError, Mistake, dotted, explain
+from pipeline.checks import check
+from pipeline.config import Config, DataSource
+from pipeline.config_errors import ConfigError, Mistake, dotted
 from pipeline.config_hints import section_at
 from pipeline.config_paths import resolve_paths
-from pipeline.config_rules import broken_rules
+from pipeline.config_rules import RULES
 from pipeline.yaml12 import Document, KeyPath, Place, YamlError, load_document, parse_document, shown
 from pipeline.yaml12_dump import dump
 
@@ -30,9 +27,8 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, folder: Path | Non
     """
     document = load_document(path)
     mistakes = [*_apply(document, overrides)]
-    checked = _check(document)
-    config = checked.config
-    mistakes += checked.mistakes
+    config, found = check(Config, RULES, document)
+    mistakes += found
     if config is not None:
         config, problems = resolve_paths(config, (folder or Path.cwd()).absolute())
         mistakes += [_at(document, key, problem) for key, problem in problems]
@@ -44,7 +40,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, folder: Path | Non
 def load_run_config(path: Path) -> Config:
     """Read a Run's own config.yaml, which `dump_config` wrote: nothing is expanded or looked for on disk."""
     document = load_document(path)
-    config, mistakes = _check(document)
+    config, mistakes = check(Config, RULES, document)
     if mistakes or config is None:
         raise ConfigError(document.source, mistakes)
     return config
@@ -124,69 +120,12 @@ def _set(document: Document, path: KeyPath, place: Place, new: Document) -> None
     document.raw.update({(*path, *inside): raw for inside, raw in new.raw.items()})
 
 
-# Checks
-
-
-class Checked(NamedTuple):
-    """A Config in which invalid keys have their defaults (None where even that fails), and all mistakes."""
-
-    config: Config | None
-    mistakes: list[Mistake]
-
-
-def _check(document: Document) -> Checked:
-    """Check single keys, then the rules between those that are valid."""
-    try:
-        config, mistakes, invalid = Config.model_validate(document.data), [], set()
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        mistakes = [explain(Config, detail, document) for detail in details]
-        invalid = {".".join(_named(detail["loc"])) for detail in details} | {m.also for m in mistakes if m.also}
-        data = _without(document.data, [detail["loc"] for detail in details])
-        try:
-            config = Config.model_validate(data)
-        except ValidationError:
-            return Checked(None, mistakes)
-    for rule, problem in broken_rules(config, invalid):
-        paths = [tuple(key.split(".")) for key in rule.keys]
-        written = [path for path in paths if path in document.places] or paths
-        # An override is what was changed last, so that is where the mistake is.
-        path = max(written, key=lambda path: document.place(path).order)
-        mistakes.append(Mistake(document.place(path), dotted(path), problem))
-    return Checked(config, mistakes)
-
-
-def _named(path: KeyPath) -> list[str]:
-    """Return the keys of `path` down to the first list."""
-    return [part for part in takewhile(lambda part: isinstance(part, str), path) if isinstance(part, str)]
-
-
-def _without(data: dict[str, Any], paths: Sequence[KeyPath]) -> dict[str, Any]:
-    """Return a copy of `data` without what is invalid, so that the rest can be checked as well."""
-    data = copy.deepcopy(data)
-    for path in paths:
-        if path == ("name",):
-            data["name"] = "unnamed"
-        elif path[0] == "data" and len(path) > 1 and isinstance(data.get("data"), list):
-            data["data"][path[1]] = STDLIB
-        else:
-            _remove(data, _named(path))
-    return data
-
-
-def _remove(data: dict[str, Any], names: list[str]) -> None:
-    inner: Any = data
-    for name in names[:-1]:
-        inner = inner.get(name) if isinstance(inner, dict) else None
-    if isinstance(inner, dict):
-        inner.pop(names[-1], None)
-
-
 # Changes of an existing Run
 
-FREE_KEYS = {"threads", "runs_dir", "pretrain.micro_batch_size"} | {
+FREE_KEYS = {"threads", "runs_dir"} | {
     f"pretrain.{key}"
     for key in (
+        "nodes", "segments", "nproc_per_node", "micro_batch_size",
         "log_interval", "save_interval", "keep_last", "keep_every",
         "on_divergence", "max_rollbacks", "spike_threshold", "spike_window",
         "hang_timeout", "first_step_timeout", "straggler_threshold",
@@ -216,7 +155,7 @@ def config_differences(old: Config, new: Config) -> list[Difference]:
 def _allowed(key: str, old: Any, new: Any) -> bool:
     if key == "pretrain.max_steps":  # downward, checkpoints would lie beyond the end
         return bool(new > old)
-    return key in FREE_KEYS or key.endswith((".time", ".nproc_per_node"))
+    return key in FREE_KEYS or key.endswith((".time", ".sbatch", ".srun"))
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

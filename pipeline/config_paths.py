@@ -9,7 +9,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.config import HUB, STDLIB, Config, DataSource, has_control_characters
+from pipeline.config import HUB, STDLIB, Config, DataSource
+from pipeline.config_types import has_control_characters
 from pipeline.yaml12 import KeyPath, shown
 
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})?")

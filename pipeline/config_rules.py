@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
-
+from pipeline.checks import Rule
 from pipeline.config import Config
-
-
-class Rule(NamedTuple):
-    """`check` is asked only where all `keys` are valid; it returns what is wrong and what to do, or None.
-
-    The first of the keys that the user wrote is where the mistake is shown.
-    """
-
-    keys: tuple[str, ...]
-    check: Callable[[Config], str | None]
 
 
 def fitting(value: int, unit: int) -> str:
@@ -38,7 +26,9 @@ def batch_problem(global_batch_size: int, ranks: int, micro_batch_size: int | No
 
 def _batch(config: Config) -> str | None:
     pretrain = config.pretrain
-    return batch_problem(pretrain.global_batch_size, pretrain.nproc_per_node, pretrain.micro_batch_size)
+    return batch_problem(
+        pretrain.global_batch_size, pretrain.nodes * pretrain.nproc_per_node, pretrain.micro_batch_size
+    )
 
 
 def _heads(config: Config) -> str | None:
@@ -111,8 +101,11 @@ def _top_k(config: Config) -> str | None:
     return f"top_k {top_k} is more than tokenize.vocab_size {vocabulary}; set top_k to {vocabulary} or less"
 
 
-RULES = [
-    Rule(("pretrain.global_batch_size", "pretrain.micro_batch_size", "pretrain.nproc_per_node"), _batch),
+RULES: list[Rule[Config]] = [
+    Rule(
+        ("pretrain.global_batch_size", "pretrain.micro_batch_size", "pretrain.nproc_per_node", "pretrain.nodes"),
+        _batch,
+    ),
     Rule(("model.hidden_size", "model.num_attention_heads"), _heads),
     Rule(("model.num_key_value_heads", "model.num_attention_heads"), _key_value_heads),
     Rule(("pretrain.warmup_steps", "pretrain.max_steps"), _warmup),
@@ -124,13 +117,3 @@ RULES = [
     Rule(("evaluate.stride", "pretrain.sequence_length"), _stride),
     Rule(("inference.top_k", "tokenize.vocab_size", "tokenize.tokenizer"), _top_k),
 ]
-
-
-def broken_rules(config: Config, invalid: set[str]) -> Iterator[tuple[Rule, str]]:
-    """Yield each rule that `config` breaks, with the problem; rules on `invalid` keys (or sections) are left out."""
-    for rule in RULES:
-        sections = {key.split(".")[0] for key in rule.keys}
-        if invalid.isdisjoint(rule.keys) and invalid.isdisjoint(sections):
-            problem = rule.check(config)
-            if problem is not None:
-                yield rule, problem

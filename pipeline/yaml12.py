@@ -85,7 +85,7 @@ class Document:
         return self.places.get(self.written(path), Place(self.source, 1))
 
 
-def load_document(path: Path) -> Document:
+def load_document(path: Path, kind: str = "config", example: str = "name: my-model") -> Document:
     """Read the one YAML mapping in the file at `path`; UserError where that cannot be."""
     source = shown_path(path)
     document = parse_document(_decode(_read(path, source), source), source)
@@ -93,12 +93,12 @@ def load_document(path: Path) -> Document:
         return document
     place = document.place(())
     if document.data is None:
-        _fail(place, "the file is empty; write at least `name: my-model`")
+        _fail(place, f"the file is empty; write at least `{example}`")
     if isinstance(document.data, list):
-        _fail(place, "a list is not a config; write keys with values at the top, for example `name: my-model`")
+        _fail(place, f"a list is not a {kind}; write keys with values at the top, for example `{example}`")
     text = document.raw.get((), str(document.data))
     hint = f"; put a blank after the colon: `{text.replace(':', ': ', 1)[:60]}`" if re.match(r"\w+:\S", text) else ""
-    _fail(place, f"{shown(text)} is no key with a value{hint or '; write for example `name: my-model`'}")
+    _fail(place, f"{shown(text)} is no key with a value{hint or f'; write for example `{example}`'}")
 
 
 def parse_document(text: str, source: str, *, order: int = 0) -> Document:

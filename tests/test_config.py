@@ -26,12 +26,13 @@ from pipeline.config import (
     ModelConfig,
     PretrainConfig,
     TokenizeConfig,
-    has_control_characters,
 )
 from pipeline.config_docs import config_reference, config_schema
 from pipeline.config_errors import WORDS, ConfigError, choices_of
 from pipeline.config_hints import ELSEWHERE, section_in
 from pipeline.config_load import config_differences, dump_config, load_config, load_run_config
+from pipeline.config_types import has_control_characters
+from pipeline.slurm_options import option_words
 from pipeline.slurm_time import canonical_time, time_seconds
 from pipeline.yaml12 import YamlError, parse_document
 
@@ -115,6 +116,20 @@ def test_canonical_times_stay_as_they_are(minutes: int) -> None:
 def test_b03_ym_02_numbers(load: Load, written: str, meant: float) -> None:
     value = load(f"pretrain: {{learning_rate: {written}}}").pretrain.learning_rate
     assert (value, type(value)) == (meant, float)
+
+
+def test_options_of_slurm_are_kept_as_typed(load: Load) -> None:
+    config = load(
+        "pretrain: {sbatch: {gres: gpu:h100:8, deadline: 08:00:00, mem: 010, nice: 1e3, exclusive: true, qos: no}}",
+        "pretrain.sbatch.switches=1@0:10:00",
+        "pretrain.srun={cpu-bind: 0x1, send-libs: no}",
+    )
+    assert config.pretrain.sbatch == {
+        "gres": "gpu:h100:8", "deadline": "08:00:00", "mem": "010", "nice": "1e3", "exclusive": "true", "qos": "no",
+        "switches": "1@0:10:00",
+    }  # fmt: skip
+    assert option_words(config.pretrain.srun) == ["--cpu-bind=0x1", "--send-libs=no"]
+    assert "--exclusive" in option_words(config.pretrain.sbatch)
 
 
 @pytest.mark.parametrize("written", ["1000", "1_000", "1e3", "'1000'", "1000.0", "0x3e8"])
@@ -296,6 +311,40 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "pretrain: {global_batch_size: 2, nproc_per_node: 4}",
         "2 sequences cannot be shared out evenly over 4 ranks; set global_batch_size to 4",
     ),
+    "B14 batch over nodes": (
+        "pretrain: {global_batch_size: 6, nproc_per_node: 2, nodes: 2}",
+        "6 sequences cannot be shared out evenly over 4 ranks; set global_batch_size to 4 or 8",
+    ),
+    "B21 no nodes": ("pretrain: {nodes: 0}", "0 is out of range; it must be at least 1 and at most 100000"),
+    "B21 a range of nodes": ("pretrain: {nodes: 1-4}", "'1-4' is not a whole number"),
+    "B21 no segments": ("pretrain: {segments: 0}", "0 is out of range"),
+    # options of Slurm
+    "option of the plan": (
+        "pretrain: {sbatch: {nodes: 4}}",
+        "pretrain.sbatch.nodes: 'nodes' is set by the plan; write nodes below pretrain",
+    ),
+    "option in short": ("evaluate: {sbatch: {p: gpu}}", "evaluate.sbatch.p: 'p' is a short option; write partition"),
+    "option with dashes": ("evaluate: {sbatch: {--qos: low}}", "'--qos' is written with dashes; write qos"),
+    "option abbreviated": ("evaluate: {sbatch: {dep: singleton}}", "'dep' is short for dependency, which is set by"),
+    "option with underscores": ("pretrain: {sbatch: {mem_per_cpu: 1G}}", "did you mean mem-per-cpu?"),
+    "option of the container": (
+        "pretrain: {sbatch: {container-image: x}}",
+        "put the job script itself into the container",
+    ),
+    "option switched off": (
+        "pretrain: {sbatch: {exclusive: false}}",
+        "'false' is no value of an option; remove the line",
+    ),
+    "option without value": ("pretrain: {srun: {mpi: }}", "pretrain.srun.mpi: has no value; write one, or true"),
+    "option with an empty value": ("pretrain: {srun: {mpi: ''}}", "'' is empty; write a value, or true"),
+    "option as list": ("pretrain: {sbatch: {constraint: [a, b]}}", "a list where text is needed"),
+    "option with two lines": ('pretrain: {sbatch: {comment-x: "a\\nb"}}', "holds control characters"),
+    "options as text": ("pretrain: {sbatch: --qos=x}", "where names with values are needed; write for example {"),
+    "option beside sbatch": (
+        "pretrain: {partition: gpu}",
+        "an option of Slurm goes below sbatch:; write there partition",
+    ),
+    "option at the top": ("partition: gpu", "goes below sbatch: of tokenize or pretrain or evaluate or inference"),
     "B14 context": (
         "pretrain: {sequence_length: 64}\ninference: {max_new_tokens: 64}",
         "max_new_tokens 64 and at least one token of prompt are more than pretrain.sequence_length 64; "
@@ -487,6 +536,8 @@ def test_rules_between_keys_point_at_the_override_that_breaks_them(refuse: Refus
 def values(field: FieldInfo) -> st.SearchStrategy[Any]:
     """Generate what a field takes."""
     kind = str(field.annotation)
+    if "dict" in kind:
+        return OPTIONS
     if words := choices_of(field.annotation):
         choice: st.SearchStrategy[Any] = st.sampled_from([*words, True, False] if "bool" in kind else words)
         return st.lists(choice, min_size=1) if "list" in kind else choice
@@ -518,6 +569,10 @@ ODD = "12:00:00|no|1e-4|0123|~|a: b|'|\"|\u2028|# x|- x|<<|{}|[a]|*x|&x|!x|\\|3.
 )
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12) | st.sampled_from(ODD)
 LINES = TEXTS.filter(lambda text: bool(text.strip()) and not has_control_characters(text))
+OPTIONS = st.dictionaries(
+    st.sampled_from(["partition", "gres", "x-of-a-plugin"]),
+    LINES.filter(lambda text: text.lower() not in ("true", "false")),
+)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True) | st.sampled_from(["no", "1e3", "007", "y"])
 SOURCES = st.builds(DataSource, path=LINES, split=LINES, text_field=LINES) | st.builds(
     DataSource, dataset=LINES, config=st.none() | LINES
@@ -564,6 +619,10 @@ def test_a_runs_own_config_is_checked(tmp_path: Path) -> None:
     [
         ("pretrain.time=2-00", "pretrain.time", True),
         ("evaluate.time=5", "evaluate.time", True),
+        ("evaluate.sbatch.partition=cpu", "evaluate.sbatch", True),
+        ("pretrain.srun={cpu-bind: cores}", "pretrain.srun", True),
+        ("pretrain.nodes=2", "pretrain.nodes", True),
+        ("pretrain.segments=9", "pretrain.segments", True),
         ("pretrain.nproc_per_node=2", "pretrain.nproc_per_node", True),
         ("pretrain.micro_batch_size=1", "pretrain.micro_batch_size", True),
         ("threads=3", "threads", True),
@@ -636,6 +695,7 @@ ERRORS_OF_NODE: dict[str, set[str]] = {
     "str": {"string_type", "string_unicode"},
     "bool": {"bool_type"},
     "list": {"list_type"},
+    "dict": {"dict_type"},
     "tuple": {"tuple_type"},  # its length is looked at before, by a rule
     "literal": {"literal_error"},
     "model": {"model_type"},
