@@ -1,0 +1,350 @@
+"""Slurm's commands. No other module calls them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pipeline.errors import EXIT_USAGE, NotReadyError
+from pipeline.node_lists import expand_node_list
+from pipeline.slurm_jobs import (
+    COLUMNS,
+    SACCT_COLUMNS,
+    SlurmJob,
+    by_id,
+    from_sacct,
+    from_scontrol,
+    from_squeue,
+    unknown,
+)
+from pipeline.slurm_states import ENDED, normal_state
+
+# What a parent job or a person's shell tells Slurm's commands: columns, filters, resources. None of it is for us.
+FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL|SPRIO|SSHARE)_|PMI")
+KEPT = frozenset({"SLURM_CONF"})
+# The same for commands that run elsewhere, where only names can be taken away.
+FOREIGN_NAMES = (
+    "SQUEUE_FORMAT SQUEUE_FORMAT2 SQUEUE_ACCOUNT SQUEUE_ALL SQUEUE_ARRAY SQUEUE_CLUSTERS SQUEUE_NAMES SQUEUE_PARTITION "
+    "SQUEUE_QOS SQUEUE_SORT SQUEUE_STATES SQUEUE_USERS SACCT_FORMAT SINFO_FORMAT SINFO_PARTITION SINFO_SORT "
+    "SLURM_CLUSTERS SLURM_TIME_FORMAT SLURM_JOB_ID SLURM_MEM_PER_CPU SLURM_MEM_PER_NODE SLURM_EXPORT_ENV "
+    "SBATCH_PARTITION SBATCH_ACCOUNT SBATCH_QOS SBATCH_TIMELIMIT SBATCH_EXPORT SBATCH_ARRAY_INX"
+).split()
+
+JOB_ID = re.compile(r"([0-9]+)(;[^\s;]+)?")
+REFUSED = re.compile(
+    r"^((sbatch|scontrol|scancel): (error|fatal|unrecognized|invalid|ambiguous|option)|allocation failure)", re.M
+)
+NO_ANSWER = re.compile(
+    r"[Ss]ocket timed out|[Uu]nable to contact|[Cc]onnection (refused|reset|closed|timed out)|Zero Bytes|"
+    r"[Tt]ransport endpoint|temporarily (unavailable|unable)|[Cc]ommunication (connection )?failure|No route to host|"
+    r"[Uu]nable to establish|backup controller|Slurmctld.*(down|DOWN)|Broken pipe"
+)
+REMEDIES = [
+    (NO_ANSWER, "the controller does not answer; try again in a minute, and ask it: scontrol ping"),
+    (re.compile(r"[Mm]unge|authentication|[Pp]rotocol"), "check that munge runs here and that the clocks agree"),
+    (re.compile(r"[Pp]artition"), "see `sinfo -s`, and mend partition below sbatch"),
+    (
+        re.compile(r"[Aa]ccount|[Aa]ssociation"),
+        "see `sacctmgr show associations user=$USER`, and mend account below sbatch",
+    ),
+    (re.compile(r"[Qq]OS|[Qq]uality"), "see `sacctmgr show qos`, and mend qos below sbatch"),
+    (re.compile(r"generic resource|GRES|gres"), "see `sinfo -o '%P %G'`, and mend gpus_per_node, gpu_type or gpu_flag"),
+    (
+        re.compile(r"node configuration|[Mm]emory|--mem"),
+        "no node has that much; see `sinfo -o '%P %c %m %G'`, ask for less",
+    ),
+    (re.compile(r"unrecognized option|invalid option"), "mend the option below sbatch; see `sbatch --help`"),
+    (re.compile(r"[Tt]ime limit"), "see the limit in `sinfo -o '%P %l'`, and lower the stage's time"),
+    (re.compile(r"array"), "the array is too large; see MaxArraySize in `scontrol show config`"),
+    (
+        re.compile(r"submit limit|violates"),
+        "a limit of the account or QOS is reached; wait, or cancel Jobs",
+    ),
+]
+
+
+class SlurmError(NotReadyError):
+    """A command of Slurm's is missing, hangs or fails. `answer` is what it said."""
+
+    def __init__(self, words: Sequence[str], answer: str, remedy: str = "") -> None:
+        self.words, self.answer = list(words), answer.strip()
+        remedy = remedy or next((text for pattern, text in REMEDIES if pattern.search(answer)), "")
+        said = self.answer or "it said nothing"
+        super().__init__(f"{shlex.join(words)}\n{said}" + (f"\nWhat to do: {remedy}" if remedy else ""))
+
+
+class SlurmRefused(SlurmError):
+    """Slurm does not take the request as it is: asking again is no use."""
+
+    exit_code = EXIT_USAGE
+
+
+class Answer(NamedTuple):
+    """What a command said. `code` is None where it hung and was ended."""
+
+    code: int | None
+    output: str
+    talk: str
+
+
+class Partition(NamedTuple):
+    """One line of sinfo: the nodes of a partition that are alike. `time_limit` is Slurm's text, `memory` MB."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    time_limit: str
+    nodes: int
+    cpus: int
+    memory: int
+    gres: str
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without what other jobs and people's shells tell Slurm's commands."""
+    kept = {name: value for name, value in os.environ.items() if name in KEPT or not FOREIGN.match(name)}
+    return kept | {"LC_ALL": "C"}
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Slurm's commands, run here, or by `prefix` elsewhere. `pauses` are the seconds between attempts to submit."""
+
+    prefix: tuple[str, ...] = ()
+    quoting: Literal["argv", "one-string"] = "argv"
+    pauses: tuple[float, ...] = (1, 4, 15, 30)
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Return the words that are really run."""
+        if not self.prefix:
+            return list(words)
+        words = ["env", *(f"--unset={name}" for name in FOREIGN_NAMES), "LC_ALL=C", *words]
+        return [*self.prefix, *(words if self.quoting == "argv" else [shlex.join(words)])]
+
+    def ask(self, words: Sequence[str], timeout: float = 30, input: str | None = None) -> Answer:
+        """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""
+        try:
+            process = subprocess.Popen(
+                self.command(words), stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace",
+                env=clean_environment(), start_new_session=True,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise SlurmError(words, f"{self.command(words)[0]}: no such command here", _LOGIN_HINT) from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a word
+            raise SlurmError(words, str(error)) from None
+        with process:
+            try:
+                output, talk = process.communicate(input, timeout)
+            except BaseException as error:
+                # It, and what it has started: they hold the pipes that would be waited for.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                process.communicate()
+                return Answer(None, "", f"no answer within {timeout:g} seconds")
+        return Answer(process.returncode, output, talk)
+
+    def run(self, words: Sequence[str], timeout: float = 30, input: str | None = None) -> str:
+        """Run a command and return its output; SlurmError where it fails or hangs."""
+        answer = self.ask(words, timeout, input)
+        if answer.code == 0:
+            return answer.output
+        if self.prefix and answer.code == 127:
+            raise SlurmError(words, answer.talk or "no such command there", _LOGIN_HINT)
+        said = answer.talk or answer.output or f"it ended with exit code {answer.code}"
+        raise (SlurmRefused if _is_refusal(answer) else SlurmError)(words, said)
+
+    # Submitting
+
+    def submit(self, flags: Sequence[str], script: str, args: Sequence[str], token: str) -> str:
+        """Submit a Job and return its id; one Job in the end, whatever becomes of sbatch's answer.
+
+        `token`, kept in the Job's comment, is how a Job is found whose id was not heard. A new submission that is
+        wanted beside an earlier one needs a new token.
+        """
+        words = ["sbatch", "--parsable", f"--comment={token}", *flags, script, *args]
+        pauses = [*self.pauses, None]
+        for pause in pauses:
+            answer = self.ask(words)
+            job_id = _job_id(answer)
+            if job_id is not None:
+                return job_id
+            if _is_refusal(answer):
+                raise SlurmRefused(words, answer.talk)
+            time.sleep(pause or 0)
+            try:
+                found = self.find([token]).get(token)
+            except SlurmError as error:
+                # The Job may be there: to submit again would make two of them.
+                raise SlurmError(
+                    words,
+                    f"{_said(answer)}\nand squeue, asked whether the Job is there after all: {error.answer}",
+                    "give the same command again when `scontrol ping` answers; it takes up what is there",
+                ) from error
+            if found is not None:
+                return found
+        raise SlurmError(words, _said(answer))
+
+    def test_only(self, flags: Sequence[str], script: str, args: Sequence[str] = ()) -> str:
+        """Ask sbatch when the Job would start, and submit nothing; SlurmRefused where it could never."""
+        words = ["sbatch", "--test-only", *flags, script, *args]
+        answer = self.ask(words)
+        if answer.code == 0:
+            return answer.talk.strip() or answer.output.strip()
+        raise (SlurmRefused if _is_refusal(answer) else SlurmError)(words, _said(answer))
+
+    def find(self, tokens: Iterable[str]) -> dict[str, str]:
+        """Return the ids of this user's Jobs whose comments are among `tokens`.
+
+        Of several with one token, the first that has not ended, else the last.
+        """
+        wanted = set(tokens)
+        found: dict[str, tuple[bool, int]] = {}
+        # The comment, the only free text, comes last: a `|` in it does no harm.
+        for line in self.run(["squeue", "--me", "-h", "--states=all", "-o", "%F|%T|%k"]).splitlines():
+            job_id, state, comment = [*line.split("|", 2), "", ""][:3]
+            if comment in wanted and job_id.isdecimal():
+                ended = normal_state(state) in ENDED
+                rank = (ended, -int(job_id) if ended else int(job_id))
+                found[comment] = min(found.get(comment, rank), rank)
+        return {token: str(abs(job_id)) for token, (_, job_id) in found.items()}
+
+    # Looking
+
+    def jobs(self, ids: Iterable[str], timeout: float = 9) -> dict[str, SlurmJob]:
+        """Return what is known of each Job: from squeue; of those it has forgotten, from scontrol, then from sacct."""
+        ids = list(dict.fromkeys(ids))
+        if not ids:
+            return {}
+        until = time.monotonic() + timeout
+        found: dict[str, SlurmJob] = {}
+        why = "neither squeue nor scontrol nor sacct knows it any more"
+        try:
+            found = by_id(self._squeue(ids, timeout * 0.6), ids)
+            for job_id in [job_id for job_id in ids if job_id not in found]:
+                answer = self.ask(["scontrol", "-o", "show", "job", job_id], max(0.5, until - time.monotonic()))
+                if answer.code is None:
+                    break
+                found |= by_id(from_scontrol(answer.output), [job_id])
+        except SlurmError as error:
+            why = f"squeue does not answer: {error.answer.splitlines()[0]}"
+        missing = [job_id for job_id in ids if job_id not in found]
+        with suppress(SlurmError):
+            if missing:
+                words = ["sacct", "-n", "-X", "-P", "-j", ",".join(missing), "-o", SACCT_COLUMNS]
+                found |= by_id(from_sacct(self.run(words, max(0.5, until - time.monotonic()))), missing)
+        return {job_id: found.get(job_id) or unknown(job_id, why) for job_id in ids}
+
+    def _squeue(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
+        words = ["squeue", "-h", "--states=all", "-j", ",".join(ids), "-O", COLUMNS]
+        answer = self.ask(words, timeout)
+        if answer.code == 0:
+            return from_squeue(answer.output)
+        if "Invalid job id" in answer.talk:  # what it says where it knows none of them
+            return []
+        raise SlurmError(words, _said(answer))
+
+    def hostnames(self, node_list: str) -> list[str]:
+        """Write out a list of nodes as Slurm does; UserError for a broken one (of which scontrol makes something)."""
+        names = expand_node_list(node_list)
+        try:
+            return self.run(["scontrol", "show", "hostnames", node_list]).split() or names
+        except SlurmError:
+            return names
+
+    def ping(self, timeout: float = 3) -> bool:
+        """Tell whether a controller answers."""
+        try:
+            return " is UP" in self.run(["scontrol", "ping"], timeout)
+        except SlurmError:
+            return False
+
+    def partitions(self) -> list[Partition]:
+        """List partitions, once for each kind of node in them."""
+        found = []
+        for line in self.run(["sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G"]).splitlines():
+            cells = [cell.strip() for cell in line.split("|")]
+            if len(cells) == 7:
+                name, up, limit, nodes, cpus, memory, gres = cells
+                is_default = name.endswith("*")
+                counts = (_number(nodes), _number(cpus), _number(memory))
+                kinds = "" if gres == "(null)" else gres
+                found.append(Partition(name.rstrip("*"), is_default, up == "up", limit, *counts, kinds))
+        return found
+
+    def config(self) -> dict[str, str]:
+        """Return what `scontrol show config` says: `MaxArraySize`: `1001`."""
+        pairs = (line.partition("=") for line in self.run(["scontrol", "show", "config"]).splitlines())
+        return {key.strip(): value.strip() for key, equals, value in pairs if equals and key.strip()}
+
+    def max_array_size(self) -> int:
+        """Return MaxArraySize: the index of an array's last task lies below it."""
+        return _number(self.config().get("MaxArraySize", "")) or 1001
+
+    def kill_wait(self) -> int:
+        """Return KillWait: the seconds between the signals TERM and KILL."""
+        return _number(self.config().get("KillWait", "")) or 30
+
+    # Changing
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        """Cancel Jobs; those that have ended are no failure."""
+        ids = list(ids)
+        if ids:
+            answer = self.ask(["scancel", *ids])
+            if answer.code != 0 and not re.search(r"Invalid job id|already (completing|completed)", answer.talk):
+                raise SlurmError(["scancel", *ids], _said(answer))
+
+    def requeue(self, job_id: str) -> None:
+        """Put a Job back into the queue; its script starts again from the top."""
+        self.run(["scontrol", "requeue", job_id])
+
+    def hold(self, job_id: str) -> None:
+        """Keep a pending Job from starting."""
+        self.run(["scontrol", "hold", job_id])
+
+    def release(self, job_id: str) -> None:
+        """Let a held Job start."""
+        self.run(["scontrol", "release", job_id])
+
+    def update(self, job_id: str, **fields: str) -> None:
+        """Change a Job by `scontrol update`: `update("7", Dependency="afterok:6")`."""
+        self.run(["scontrol", "update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items())])
+
+
+_LOGIN_HINT = "load Slurm's commands (often: module load slurm), or write login in the cluster file"
+
+
+def _number(text: str) -> int:
+    digits = re.match(r"[0-9]+", text)
+    return int(digits[0]) if digits else 0
+
+
+def _said(answer: Answer) -> str:
+    said = "\n".join(text.strip() for text in (answer.talk, answer.output) if text.strip())
+    return said or f"it ended with exit code {answer.code} and said nothing"
+
+
+def _is_refusal(answer: Answer) -> bool:
+    """Tell whether Slurm looked at the request and does not take it, from what passes by itself."""
+    if not answer.code:
+        return False
+    return bool(REFUSED.search(answer.talk)) and not NO_ANSWER.search(answer.talk)
+
+
+def _job_id(answer: Answer) -> str | None:
+    """Return the id from sbatch's answer: one whole line `ID` or `ID;CLUSTER`, whatever else was printed."""
+    if answer.code != 0:
+        return None
+    ids = [match[1] for line in answer.output.splitlines() if (match := JOB_ID.fullmatch(line.strip()))]
+    return ids[0] if len(ids) == 1 else None
