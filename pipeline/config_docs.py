@@ -8,9 +8,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pipeline.cluster import Cluster
+from pipeline.cluster_parts import Options
 from pipeline.config import Config, DataSource
 from pipeline.config_errors import choices_of, example_of, range_of
 from pipeline.config_hints import section_in
+from pipeline.network import PROFILES
 from pipeline.yaml12_dump import dump_scalar
 
 INTRODUCTION = """\
@@ -40,10 +43,11 @@ tags, anchors and aliases are mistakes. All mistakes of a file are shown at once
 **Paths.** In `data` and `tokenize.tokenizer` a relative path means the folder in which the command is typed. `~`,
 `~user`, `$NAME` and `${NAME}` are filled in, and `$$` is a dollar sign; a variable that is not set is a mistake.
 
-**Changing an existing Run.** These keys may change: each `time`, `threads`, `runs_dir`, `pretrain.nproc_per_node`,
-`pretrain.micro_batch_size`, `pretrain.log_interval`, `pretrain.save_interval`, `pretrain.keep_last`,
-`pretrain.keep_every`, what happens on divergence, spikes, hangs and stragglers (`pretrain.on_divergence` and all below
-it), and `pretrain.max_steps` upward. All others need a new `name`.
+**Changing an existing Run.** These keys may change: each `time`, `sbatch` and `srun`, `threads`, `runs_dir`,
+`pretrain.nodes`, `pretrain.nproc_per_node`, `pretrain.segments`, `pretrain.micro_batch_size`,
+`pretrain.log_interval`, `pretrain.save_interval`, `pretrain.keep_last`, `pretrain.keep_every`, what happens on
+divergence, spikes, hangs and stragglers (`pretrain.on_divergence` and all below it), and `pretrain.max_steps` upward.
+All others need a new `name`.
 """
 
 DATA = """
@@ -62,6 +66,39 @@ A path that exists is taken as it is; only then is it a glob. Exactly one of `pa
 """
 
 
+NETWORKS = "\n".join(
+    ["| network | variables |", "|---|---|"]
+    + [
+        f"| `{name}` | " + ", ".join(f"`{key}={value}`" for key, value in profile.items()) + " |"
+        for name, profile in PROFILES.items()
+    ]
+)
+
+CLUSTER = f"""
+Where a config is run is another YAML file, read by the same rules: `--cluster FILE`. Nothing in it has to be given:
+
+```yaml
+scheduler: slurm
+sbatch: {{partition: gpu, account: my-group}}
+gpus_per_node: 8
+network: infiniband
+```
+
+[configs/clusters/example.yaml](../configs/clusters/example.yaml) has more, with comments; `python -m pipeline init
+--cluster` writes one from what a Slurm says about itself.
+
+**Options of Slurm.** `sbatch` and `srun`, here and in a config, take Slurm's long options without the dashes. Values
+are passed on as they are typed (`08:00:00`, `0123`, `gpu:h100:8`); `true` stands for an option that takes no value.
+Options that the plan sets itself are refused, with the key to write instead. The config's win over the cluster's.
+
+**Networks.** Each profile sets variables, over which `env` wins. NCCL's filters match the beginning of a name unless
+they start with `=`: `NCCL_IB_HCA: mlx5_1` means `mlx5_10` as well, `=mlx5_1` only itself; `^` excludes. Gloo takes one
+whole name: where `NCCL_SOCKET_IFNAME` is one, it becomes `GLOO_SOCKET_IFNAME` too.
+
+{NETWORKS}
+"""
+
+
 def config_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a config file."""
     schema = Config.model_json_schema()
@@ -70,15 +107,17 @@ def config_schema() -> dict[str, Any]:
 
 def config_reference() -> str:
     """Return docs/config.md: a table of key, type, default and meaning for the top level and for each section."""
-    return "\n".join([INTRODUCTION, *_table("Top level", Config, ""), *_sections()]) + "\n"
+    config = [*_table("Top level", Config, ""), *_sections(Config)]
+    cluster = [*_table("Cluster file", Cluster, CLUSTER), *_sections(Cluster)]
+    return "\n".join([INTRODUCTION, *config, *cluster]) + "\n"
 
 
-def _sections() -> Iterator[str]:
-    for name, field in Config.model_fields.items():
+def _sections(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
         section = section_in(field.annotation)
         if section is not None:
             text = DATA if section is DataSource else f"\n{section.__doc__}\n"
-            yield from _table(f"`{name}`", section, text)
+            yield from _table(f"`{name}`" + (" in the cluster file" if model is Cluster else ""), section, text)
 
 
 def _table(title: str, section: type[BaseModel], text: str) -> Iterator[str]:
@@ -87,7 +126,7 @@ def _table(title: str, section: type[BaseModel], text: str) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, field in section.model_fields.items():
         inner = section_in(field.annotation)
-        if inner in (None, DataSource):
+        if inner in (None, DataSource, Options):
             cells = (f"`{name}`", _type(field), _default(field), field.description or "")
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
@@ -97,8 +136,12 @@ def _type(field: FieldInfo) -> str:
     annotation = field.annotation
     words = choices_of(annotation)
     text = str(annotation)
+    if section_in(annotation) is Options:
+        return "`sbatch` and `srun`"
     if section_in(annotation):
         return "text, mapping or list"
+    if "dict" in text:
+        return "names with values, as text"
     if "tuple" in text:
         return "two numbers"
     if words:
@@ -114,6 +157,10 @@ def _type(field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "none: required"
+    if field.default_factory is not None:
+        return "the submitting one"
+    if isinstance(field.default, BaseModel):
+        return "`{}`"
     if isinstance(field.default, list | tuple):
         return f"`{example_of(field)}`"
     return f"`{dump_scalar(field.default)}`"

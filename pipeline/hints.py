@@ -32,3 +32,8 @@ def command(*words: Path | str) -> str:
     """Return the shell line `PYTHON -m pipeline WORDS`; paths among the words are shortened like the interpreter's."""
     texts = [shown(word) if isinstance(word, Path) else word for word in words]
     return shlex.join([_python(), "-m", "pipeline", *texts])
+
+
+def again(*words: str) -> str:
+    """Return the very command line that this process was called with, and `words` after it."""
+    return command(*sys.argv[1:], *words)

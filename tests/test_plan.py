@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.plan import STAGES, make_plan
 from pipeline.run import Run
 
-LAPTOP = Cluster("local", "/opt/env/bin/python", cores=8)
+LAPTOP = Cluster(scheduler="local", python="/opt/env/bin/python", cores=8)
 
 GOLDEN = """\
 # Written by plan, sourced by sbatch/pretrain.sbatch.
