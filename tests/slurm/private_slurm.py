@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from slurm_files import CONTROLLER, free_ports, gres_conf, hosts_file, slurm_conf, slurmdbd_conf
+from slurm_files import CONTROLLER, cgroup_conf, free_ports, gres_conf, hosts_file, slurm_conf, slurmdbd_conf
 from slurm_packages import SBIN, reason
 from slurm_processes import Processes, SlurmError, wait_until
 
@@ -89,7 +89,9 @@ class PrivateSlurm:
         devices = [self.root / "dev" / f"gpu{number}" for number in range(self.gpus)]
         for device in devices:
             os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # /dev/null by another name
+        version = subprocess.run(["slurmd", "-V"], env=self.env, capture_output=True, text=True, timeout=30, check=True)
         texts = {
+            "cgroup.conf": cgroup_conf(tuple(int(word) for word in re.findall(r"\d+", version.stdout))),
             "hosts": hosts_file(self.nodes),
             "plugstack.conf": self.plugstack,
             "gres.conf": gres_conf(self.nodes, devices),

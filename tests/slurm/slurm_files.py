@@ -129,6 +129,12 @@ ACCOUNTING = {
 }
 
 
+def cgroup_conf(version: tuple[int, ...]) -> str:
+    """Write cgroup.conf so that slurmd leaves cgroups, and systemd, alone: some versions look for both even unasked."""
+    # Before 24.05 there is no "disabled", and v1's plugin does nothing until another plugin asks it to.
+    return f"CgroupPlugin={'disabled' if version >= (24, 5) else 'cgroup/v1'}\n"
+
+
 def slurmdbd_conf(root: Path, port: int) -> str:
     """Write slurmdbd.conf; where the database's socket is says MYSQL_UNIX_PORT in slurmdbd's environment."""
     values = {
