@@ -85,6 +85,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def smoke(session: nox.Session) -> None:
+    """Run the tests on a private Slurm of this machine, its packages installed when root: [pytest's options]."""
+    install(session)
+    run(session, "tests/slurm/slurm_packages.py")
+    run(session, "-m", "pytest", "tests/slurm", "-n", "0", "-vv", *session.posargs)
+
+
+@nox.session(python=False)
 def lint(session: nox.Session) -> None:
     """Check style, types and shell scripts."""
     install(session)

@@ -62,6 +62,13 @@ def test_a_stage_alone(project: Path, stage: str) -> None:
     assert calls(project)[-1].endswith(f"-m pipeline submit --only {stage} runs/x")
 
 
+def test_smoke_sees_to_the_packages_and_then_tests_by_name(project: Path) -> None:
+    assert nox(project, "-s", "smoke", "--", "-k", "requeue").returncode == 0
+    packages, tests = calls(project)[-2:]
+    assert packages.endswith(": tests/slurm/slurm_packages.py")
+    assert tests.endswith(": -m pytest tests/slurm -n 0 -vv -k requeue")
+
+
 @pytest.mark.parametrize("changes", [{"UV_PYTHON": "3.9"}, {"NOXFORCE_VENV_BACKEND": "uv"}, {"PATH": "/usr/bin:/bin"}])
 def test_the_users_environment_does_not_choose_the_interpreter(project: Path, changes: dict[str, str]) -> None:
     assert nox(project, "-s", "pretrain", **changes).returncode == 0
@@ -70,5 +77,5 @@ def test_the_users_environment_does_not_choose_the_interpreter(project: Path, ch
 
 def test_the_list_says_what_each_session_does(project: Path) -> None:
     listed = nox(project, "--list").stdout
-    for session in ("pretrain", "tokenize", "evaluate", "inference", "tests", "lint", "faults"):
+    for session in ("pretrain", "tokenize", "evaluate", "inference", "tests", "smoke", "lint", "faults"):
         assert f"{session} -> " in listed

@@ -1,0 +1,80 @@
+"""One private Slurm for all tests of this folder; each finds an empty queue and idle nodes, and is bounded."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from private_slurm import PrivateSlurm
+from slurm_packages import reason
+
+LIMIT = 300  # seconds for a test; the waits in it have limits of their own and say what they waited for
+NOTES = pytest.StashKey[list[str]]()
+
+
+def new_root() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder with a path that is short enough for sockets, as pytest's own are not."""
+    return tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True)
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[PrivateSlurm]:
+    """The private Slurm: `slurm.env` is the environment that reaches it."""
+    if why := reason():
+        pytest.skip(why)
+    with new_root() as folder, PrivateSlurm(Path(folder)) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """An empty folder for a Slurm that a test starts for itself."""
+    if why := reason():
+        pytest.skip(why)
+    with new_root() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def bounded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End a test that has run for too long, and leave nothing of it to the next one."""
+
+    def too_long(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"{request.node.name} has run for {LIMIT} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    if "slurm" in request.fixturenames:
+        request.getfixturevalue("slurm").reset()
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print a sentence at the end of the tests: what was measured, and is not asserted."""
+    return lambda text: request.config.stash.setdefault(NOTES, []).append(f"{request.node.name}: {text}")
+
+
+def pytest_configure() -> None:
+    """Turn SIGTERM into Ctrl-C, after which the fixtures are still torn down."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Show what the controller wrote last under a test that failed."""
+    if report.failed:
+        for log in sorted(Path("/tmp").glob("slurm-*/log/slurmctld.log")):
+            report.sections.append((str(log), "\n".join(log.read_text(errors="replace").splitlines()[-30:])))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if notes := config.stash.get(NOTES, []):
+        terminalreporter.section("measured")
+        for text in notes:
+            terminalreporter.line(text)
