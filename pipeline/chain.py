@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.prompt import Confirm
 from rich.table import Table
 
-from pipeline.cluster import open_cluster
+from pipeline.attempts import newest_step
+from pipeline.cluster import Cluster, open_cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.config_load import load_config, load_run_config
@@ -18,21 +21,25 @@ from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from pipeline.hints import command, shown
 from pipeline.local import run_chain
 from pipeline.owner import owned
-from pipeline.plan import STAGES, Plan, make_plan
+from pipeline.plan import STAGES, Measured, Plan, gpu_hours, make_plan
+from pipeline.records import number, read_metrics, read_records, tokens_per_second
 from pipeline.run import Run
-from pipeline.status import read_status
+from pipeline.status import read_state, read_status
 from pipeline.status_view import print_status
-from pipeline.submit import PROJECT, check_config, prepare, run_of
+from pipeline.submit import PROJECT, check_config, prepare, read_cluster, run_of
+from pipeline.submit_slurm import Submission, submit_chain
 
 DEFAULT_CONFIG = PROJECT / "configs" / "tiny.yaml"
+SAVES_MEASURED = 20  # the last ones, of which the slowest counts
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked for: a checked Config, its Run and its Plan."""
+    """What a person asked for: a checked Config, its Run, where it runs, and its Plan."""
 
     config: Config
     run: Run
+    cluster: Cluster
     plan: Plan
 
 
@@ -49,10 +56,28 @@ def request(words: Sequence[str], cluster: str | None, only: str | None) -> Requ
     config = _load(path, words)
     run = run_of(config)
     check_config(run, config)
-    plan = make_plan(config, open_cluster(cluster, sys.executable), run)
+    place = _cluster_of(run, cluster)
+    plan = make_plan(config, place, run, measured(run) if place.scheduler == "slurm" else None)
     if only is not None:
         plan = replace(plan, jobs=[job for job in plan.jobs if job.stage == only])
-    return Request(config, run, plan)
+    return Request(config, run, place, plan)
+
+
+def _cluster_of(run: Run, name: str | None) -> Cluster:
+    """Return the cluster that was named, or that an existing Run was planned for."""
+    if name is None and run.cluster.is_file():
+        return read_cluster(run)
+    return open_cluster(name, sys.executable)
+
+
+def measured(run: Run) -> Measured:
+    """Return what earlier attempts of a Run tell about the rest of it."""
+    saves = [number(event.get("seconds")) for event in read_records(run.events) if event.get("event") == "save"]
+    return Measured(
+        step=max(0, newest_step(run)),
+        tokens_per_s=tokens_per_second(read_metrics(run)),
+        save_seconds=max((value for value in saves[-SAVES_MEASURED:] if value is not None), default=None),
+    )
 
 
 def _is_path(word: str) -> bool:
@@ -68,9 +93,11 @@ def _load(path: Path, overrides: list[str]) -> Config:
     return load_config(path, overrides)
 
 
-def submit(request: Request, console: Console) -> int:
-    """Make the Run's folder, run what is missing, write the report, say what came out."""
+def submit(request: Request, console: Console, *, yes: bool = False) -> int:
+    """Make the Run's folder and run what is missing: here, with a report at the end, or by handing it to Slurm."""
     run, config, plan = request.run, request.config, request.plan
+    if request.cluster.scheduler == "slurm":
+        return _submit_to_slurm(request, console, yes)
     if all(is_complete(run, config, job.stage) for job in plan.jobs) and run.report.is_file():
         console.print(f"[bold]{run.name}[/]: everything is complete already")
         print_status(read_status(run), console)
@@ -86,6 +113,32 @@ def submit(request: Request, console: Console) -> int:
     return code
 
 
+def _submit_to_slurm(request: Request, console: Console, yes: bool) -> int:
+    """Hand to Slurm what is missing of a Run."""
+    run, config, cluster, plan = request.run, request.config, request.cluster, request.plan
+    if all(is_complete(run, config, job.stage) for job in plan.jobs):
+        console.print(f"[bold]{run.name}[/]: everything is complete already")
+        _report(run, console)
+        print_status(read_status(run), console)
+        return EXIT_DONE
+    _confirm_cost(request, console, yes)
+    with owned(run.control / "scheduler.json", f"Run {run.name}"):
+        working = run.jobs.is_file() and read_state(run, config).state in ("running", "pending")
+        prepare(run, config, plan, cluster, keep_code=working)
+        console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}, on {cluster.name}", soft_wrap=True)
+        return submit_chain(run, config, cluster, plan, console)
+
+
+def _confirm_cost(request: Request, console: Console, yes: bool) -> None:
+    """Ask before a Plan is submitted that may use more GPU-hours than the cluster file lets pass unasked."""
+    limit, hours = request.cluster.confirm_gpu_hours, gpu_hours(request.config, request.cluster, request.plan)
+    if limit is None or hours <= limit or yes:
+        return
+    told = f"this Plan may use up to {hours:,.1f} GPU-hours, and confirm_gpu_hours is {limit:,.1f}"
+    if not (console.is_terminal and sys.stdin.isatty() and Confirm.ask(f"{told}. Submit it?", console=console)):
+        raise UserError(f"{told}; to submit it add: --yes")
+
+
 def _report(run: Run, console: Console) -> None:
     """Write the report; a chain of hours must not end as a failure because a picture could not be drawn."""
     from pipeline.report import write_report
@@ -96,6 +149,14 @@ def _report(run: Run, console: Console) -> None:
         console.print(f"the report could not be written: {error}. Try again with:\n  {command('report', run.root)}")
 
 
+def test_plan(request: Request, console: Console) -> None:
+    """Ask Slurm whether it would take each Job of the Plan; nothing is written or queued."""
+    if request.cluster.scheduler != "slurm":
+        raise UserError("--test asks a Slurm; add --cluster FILE")
+    submission = Submission(request.run, request.config, request.cluster, request.plan, request.cluster.slurm())
+    submission.test(lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
+
+
 def print_plan(request: Request, console: Console) -> None:
     """Print the Plan for a person: derived values, Jobs, literal command lines, launch files."""
     plan, run = request.plan, request.run
@@ -104,13 +165,13 @@ def print_plan(request: Request, console: Console) -> None:
     for what, value in plan.derived.items():
         derived.add_row(what, value)
     console.print(derived)
-    table = Table("job", "stage", "after", "ranks", "time limit", "state", box=None, padding=(0, 2, 0, 0))
+    table = Table("job", "after", "nodes", "ranks", "time limit", "state", box=None, padding=(0, 2, 0, 0))
     for job in plan.jobs:
         state = "complete" if is_complete(run, request.config, job.stage) else "to do"
-        table.add_row(job.job_id, job.stage, ", ".join(job.after) or "-", str(job.ranks), job.time, state)
+        table.add_row(job.name, ", ".join(job.after) or "-", str(job.nodes), str(job.ranks), job.time, state)
     console.print(table)
     for job in plan.jobs:
-        console.print(" ".join(job.command), soft_wrap=True, markup=False)
+        console.print(shlex.join(job.command), soft_wrap=True, markup=False, highlight=False)
     for name, text in plan.files.items():
         console.print(f"\n{shown(run.root / name)}", soft_wrap=True, markup=False, style="bold")
         console.print(text.rstrip(), soft_wrap=True, markup=False)

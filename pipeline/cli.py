@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 
 from pipeline import __version__
-from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, NotReadyError, UserError
+from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Pre-train a language model on this machine: from text to a trained, evaluated and sampled model.",
+    help="Pre-train a language model, here or on a Slurm cluster: from text to a trained, evaluated, sampled model.",
 )
 talk = Console(stderr=True, highlight=False)
 
@@ -29,7 +29,10 @@ What = Annotated[
     ),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The Run's folder, such as runs/tiny.")]
-ClusterName = Annotated[str | None, typer.Option("--cluster", help="Where to run: local.", metavar="NAME")]
+ClusterName = Annotated[
+    str | None, typer.Option("--cluster", help="Where to run: local, or a cluster's YAML file.", metavar="local|FILE")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Submit without asking, whatever it may cost.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -80,14 +83,20 @@ def submit(
     cluster: ClusterName = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run, run nothing.")] = False,
     only: Annotated[str | None, typer.Option("--only", metavar="STAGE", help="Run this one stage.")] = None,
+    test: Annotated[bool, typer.Option("--test", help="Ask Slurm whether it would take each Job; queue none.")] = False,
+    yes: Yes = False,
 ) -> int:
-    """Run the whole chain of a config, or what is missing of a Run."""
+    """Run the whole chain of a config, or what is missing of a Run: here, or as Jobs of a Slurm cluster."""
     from pipeline import chain
 
+    request = chain.request(what or [], cluster, only)
     if dry_run:
-        chain.print_plan(chain.request(what or [], cluster, only), Console(highlight=False))
+        chain.print_plan(request, Console(highlight=False))
         return EXIT_DONE
-    return chain.submit(chain.request(what or [], cluster, only), talk)
+    if test:
+        chain.test_plan(request, Console(highlight=False))
+        return EXIT_DONE
+    return chain.submit(request, talk, yes=yes)
 
 
 @app.command()
@@ -134,48 +143,46 @@ def logs(
 @app.command()
 def stop(run: RunPath) -> None:
     """End a Run cleanly at its next step; `resume` goes on."""
-    from pipeline.hints import command
+    from pipeline import control
     from pipeline.run import Run
 
-    found = Run.open(run)
-    try:
-        found.control.mkdir(exist_ok=True)
-        found.stop.touch()
-    except OSError as error:
-        raise NotReadyError(f"{found.stop}: {error.strerror}; ask the Run's owner for write permission") from error
-    found.event("stop wanted", user=os.environ.get("USER", str(os.getuid())))
-    print(f"{found.name} saves and stops at its next step. Go on later with:\n  {command('resume', found.root)}")
+    print(control.stop(Run.open(run)))
+
+
+@app.command()
+def cancel(run: RunPath) -> None:
+    """End a Run at once: all its Jobs are cancelled, those that wait for others first; `resume` goes on."""
+    from pipeline import control
+    from pipeline.run import Run
+
+    print(control.cancel(Run.open(run)))
 
 
 @app.command()
 def save(run: RunPath) -> None:
     """Have a Run that trains save a checkpoint at its next step, and go on."""
+    from pipeline import control
     from pipeline.run import Run
-    from pipeline.status import read_state
 
-    found = Run.open(run)
-    state = read_state(found).state
-    if state != "running":
-        raise NotReadyError(f"{found.name} is {state}: nothing trains that could save")
-    try:
-        found.save.touch()
-    except OSError as error:
-        raise NotReadyError(f"{found.save}: {error.strerror}; ask the Run's owner for write permission") from error
-    print(f"{found.name} saves at its next step; {found.save} is gone when the checkpoint is there")
+    print(control.save(Run.open(run)))
 
 
 @app.command()
 def resume(
-    run: RunPath, overrides: Annotated[list[str] | None, typer.Argument(metavar="[key.path=value ...]")] = None
+    run: RunPath,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key.path=value ...]")] = None,
+    cluster: ClusterName = None,
+    yes: Yes = False,
 ) -> int:
-    """Run what is missing of a Run; takes back a `stop`."""
+    """Run what is missing of a Run, where it ran before; takes back a `stop`."""
     from pipeline import chain
     from pipeline.run import Run
 
     found = Run.open(run)
-    request = chain.request([str(found.root), *(overrides or [])], "local", None)
+    place = cluster if cluster is not None or found.cluster.is_file() else "local"
+    request = chain.request([str(found.root), *(overrides or [])], place, None)
     found.stop.unlink(missing_ok=True)
-    return chain.submit(request, talk)
+    return chain.submit(request, talk, yes=yes)
 
 
 @app.command()

@@ -19,8 +19,9 @@ from pipeline.config import Config
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, NotReadyError
 from pipeline.files import write_json
 from pipeline.hints import command
+from pipeline.launch import FOREIGN_VARIABLES
 from pipeline.owner import is_alive, process_start, this_process
-from pipeline.plan import FOREIGN_VARIABLES, Job, Plan
+from pipeline.plan import Job, Plan
 from pipeline.progress import JobProgress
 from pipeline.run import Run
 from pipeline.slurm_time import time_seconds

@@ -1,8 +1,8 @@
-"""What will be run, as pure data: Jobs, their order, their command lines, their launch files."""
+"""What will be run, as pure data: Jobs, their edges, their command lines, their launch files."""
 
 from __future__ import annotations
 
-import shlex
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,33 +10,29 @@ from pipeline import sizes
 from pipeline.cluster import Cluster
 from pipeline.config import Config
 from pipeline.errors import UserError
+from pipeline.flags import gpus_of, sbatch_flags, signal_lead
+from pipeline.launch import launch_file
 from pipeline.run import Run
+from pipeline.slurm_time import time_seconds
 
 STAGES = ("tokenize", "pretrain", "evaluate", "inference")
-
-# A stop signal that reaches torchrun goes on to the ranks, which save and end by themselves; by default it knows no
-# USR2, dies of it and leaves them behind. Ranks that hang are not waited for: their watchdogs end them.
-TORCHRUN_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
-SAVE_SECONDS = 600
-
-# What a parent job or torchrun may have left in the environment; a local run must not take it for its own.
-FOREIGN_VARIABLES = (
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
-    "TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS PYTHONHOME"
-).split()
+START_SECONDS = 120  # of a Segment that start-up is taken to cost when Segments are counted
+MOST_SEGMENTS = 1000
 
 
 @dataclass(frozen=True)
 class Job:
     """One submission of a Stage."""
 
+    name: str  # unique in a Plan: the Stage, with the Segment's number where there are several
+    job_id: str  # the local scheduler's; Slurm gives its own
     stage: str
-    job_id: str
-    segment: int
-    after: list[str]  # job ids that must have completed
+    segment: int  # 1, 2, … where pretrain is cut into Segments, else 0
+    after: list[str]  # edges in Slurm's words: afterok:NAME, afterany:NAME
     command: list[str]
     time: str
-    ranks: int
+    nodes: int
+    ranks: int  # on all nodes together
 
 
 @dataclass(frozen=True)
@@ -53,65 +49,116 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(config: Config, cluster: Cluster, run: Run) -> Plan:
+@dataclass(frozen=True)
+class Measured:
+    """What a Run's earlier attempts tell about the rest of it."""
+
+    step: int = 0  # that the newest checkpoint holds
+    tokens_per_s: float | None = None
+    save_seconds: float | None = None
+
+
+def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | None = None) -> Plan:
     """Compute the Plan of a whole chain. Nothing is read, written or run."""
-    ranks = {stage: config.pretrain.nproc_per_node if stage == "pretrain" else 1 for stage in STAGES}
-    if max(ranks.values()) > cluster.cores:
+    measured = measured or Measured()
+    _check_ranks(config, cluster)
+    segments = count_segments(config, cluster, measured)
+    jobs: list[Job] = []
+    for stage in STAGES:
+        for segment in range(1, segments + 1) if stage == "pretrain" and segments > 1 else [0]:
+            jobs.append(_job(config, cluster, run, measured, stage, segment, jobs))
+    files = {str(run.launch(stage).relative_to(run.root)): launch_file(stage, config, cluster, run) for stage in STAGES}
+    return Plan(str(run.root), cluster.scheduler, jobs, files, derive(config, cluster, measured))
+
+
+def _check_ranks(config: Config, cluster: Cluster) -> None:
+    nodes, ranks = config.pretrain.nodes, config.pretrain.nproc_per_node
+    if cluster.scheduler == "local" and nodes > 1:
+        raise UserError(f"pretrain.nodes: {nodes}, but this machine is one node; write 1, or give --cluster FILE")
+    if cluster.scheduler == "local" and cluster.cores and ranks > cluster.cores:
         raise UserError(
-            f"pretrain.nproc_per_node: {ranks['pretrain']} ranks, but this machine has {cluster.cores} cores; "
+            f"pretrain.nproc_per_node: {ranks} ranks, but this machine has {cluster.cores} cores; "
             f"write {cluster.cores} or fewer"
         )
-    jobs = [
-        Job(
-            stage=stage,
-            job_id=str(number),
-            segment=0,
-            after=[str(number - 1)] if number > 1 else [],
-            command=["bash", str(run.snapshot / "sbatch" / f"{stage}.sbatch"), str(run.root)],
-            time=getattr(config, stage).time,
-            ranks=ranks[stage],
+    if cluster.gpus_per_node and ranks > cluster.gpus_per_node:
+        raise UserError(
+            f"pretrain.nproc_per_node: {ranks} ranks, but a node of {cluster.name} has {cluster.gpus_per_node} GPUs; "
+            f"write {cluster.gpus_per_node} or fewer"
         )
-        for number, stage in enumerate(STAGES, start=1)
-    ]
-    files = {str(run.launch(job.stage).relative_to(run.root)): _launch_file(job, cluster, run) for job in jobs}
-    return Plan(str(run.root), cluster.scheduler, jobs, files, derive(config, cluster))
 
 
-def _launch_file(job: Job, cluster: Cluster, run: Run) -> str:
-    """Write the bash that a job script sources: assignments, one array, exports."""
-    python = [cluster.python, "-u"]
-    if job.ranks > 1:
-        torchrun = f"-m torch.distributed.run --standalone --nproc-per-node={job.ranks} --max-restarts=0 --no-python"
-        torchrun += f" --signals-to-handle={TORCHRUN_SIGNALS} --shutdown-timeout={SAVE_SECONDS}"
-        python = [cluster.python, *torchrun.split(), *python]
-    lines = [
-        f"# Written by plan, sourced by sbatch/{job.stage}.sbatch.",
-        f"SCHEDULER={cluster.scheduler}",
-        f"PYTHON={shlex.quote(cluster.python)}",
-        f"LAUNCH=({shlex.join(python)})",
-        f"unset {' '.join(FOREIGN_VARIABLES)}",
-        f"export PYTHONPATH={shlex.quote(str(run.snapshot))}",
-        "export PYTHONUTF8=1",
-        "export PYTHONDONTWRITEBYTECODE=1",
-    ]
-    if job.ranks > 1:
-        lines.append("export GLOO_SOCKET_IFNAME=lo")  # one machine: whatever its name resolves to
-    if job.stage == "pretrain":
-        lines.append(f"export TORCHINDUCTOR_CACHE_DIR={shlex.quote(str(run.root / 'cache' / 'inductor'))}")
-    if job.stage != "tokenize":
-        lines.append("export HF_HUB_OFFLINE=1")  # only tokenize may download
-    return "\n".join(lines) + "\n"
+def _job(
+    config: Config, cluster: Cluster, run: Run, measured: Measured, stage: str, segment: int, before: list[Job]
+) -> Job:
+    name = f"{stage}-{segment}" if segment else stage
+    nodes = config.pretrain.nodes if stage == "pretrain" else 1
+    script = [str(run.snapshot / "sbatch" / f"{stage}.sbatch"), str(run.root)]
+    after = edges(stage, segment, before)
+    if cluster.scheduler == "slurm":
+        flags = sbatch_flags(stage, segment, config, cluster, run, measured.save_seconds)
+        dependency = [f"--dependency={','.join(f'{e}>'.replace(':', ':<') for e in after)}"] if after else []
+        command = ["sbatch", "--parsable", *flags, *dependency, *script]
+    else:
+        command = ["bash", *script]
+    return Job(
+        name=name,
+        job_id=str(len(before) + 1),
+        stage=stage,
+        segment=segment,
+        after=after,
+        command=command,
+        time=getattr(config, stage).time,
+        nodes=nodes,
+        ranks=nodes * config.pretrain.nproc_per_node if stage == "pretrain" else 1,
+    )
 
 
-def derive(config: Config, cluster: Cluster) -> dict[str, str]:
+def edges(stage: str, segment: int, before: list[Job]) -> list[str]:
+    """Return a Job's edges to those before it.
+
+    A Stage needs the one before it to have succeeded. A Segment follows however the one before it ended (a time limit
+    is no success, and a child by afterok would be cancelled by it); it reads the last verdict before it trains.
+    """
+    if segment > 1:
+        return [f"afterany:{before[-1].name}"]
+    needs = {"pretrain": "tokenize", "evaluate": "pretrain", "inference": "pretrain"}.get(stage)
+    last = [job.name for job in before if job.stage == needs][-1:]
+    return [f"afterok:{name}" for name in last]
+
+
+def count_segments(config: Config, cluster: Cluster, measured: Measured) -> int:
+    """Return how many Jobs the training is cut into: as the key says, or by the speed that was measured.
+
+    Without either it is one, which requeues itself while it makes progress.
+    """
+    if cluster.scheduler == "local":
+        return 1
+    if config.pretrain.segments is not None:
+        return config.pretrain.segments
+    if measured.tokens_per_s is None:
+        return 1
+    return max(1, min(MOST_SEGMENTS, math.ceil(_seconds_left(config, measured) / _useful_seconds(config, cluster))))
+
+
+def _seconds_left(config: Config, measured: Measured) -> float:
+    steps = max(0, config.pretrain.max_steps - measured.step)
+    return steps * sizes.tokens_per_step(config) / (measured.tokens_per_s or math.inf)
+
+
+def _useful_seconds(config: Config, cluster: Cluster) -> float:
+    """Return how long one Segment trains: its time limit without start-up and the lead of the warning."""
+    limit = time_seconds(config.pretrain.time)
+    return max(60.0, limit - START_SECONDS - signal_lead(cluster, None))
+
+
+def derive(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
     """List the values that follow from the Config, each with its arithmetic."""
     model, pretrain, vocab_size = config.model, config.pretrain, config.tokenize.vocab_size
     total = sizes.num_parameters(model, vocab_size)
     flops = sizes.flops_per_token(model, vocab_size, pretrain.sequence_length)
     tokens = sizes.tokens_per_step(config)
     head = "tied head" if model.tie_word_embeddings else "head of its own"
-    threads = config.threads or max(1, cluster.cores // pretrain.nproc_per_node)
-    return {
+    derived = {
         "parameters": f"{total:,} = {sizes.layer_parameters(model):,} in {model.num_hidden_layers} layers + "
         f"embedding of {vocab_size:,} x {model.hidden_size} ({head}) + norms",
         "FLOPs per token": f"{flops:.3g} = 6 N + 12 L D T",
@@ -119,7 +166,38 @@ def derive(config: Config, cluster: Cluster) -> dict[str, str]:
         "tokens in all": f"{tokens * pretrain.max_steps:,} = {pretrain.max_steps:,} steps x {tokens:,}",
         "FLOPs in all": f"{flops * tokens * pretrain.max_steps:.3g}",
         "checkpoint": f"{sizes.checkpoint_bytes(config) / 1e6:,.1f} MB: fp32 weights and optimizer state",
-        "CPU threads": f"{threads} per rank = {cluster.cores} cores / {pretrain.nproc_per_node} ranks"
-        if config.threads is None
-        else f"{threads} per rank, as the key threads says",
     }
+    if cluster.cores:
+        threads = config.threads or max(1, cluster.cores // pretrain.nproc_per_node)
+        derived["CPU threads"] = (
+            f"{threads} per rank = {cluster.cores} cores / {pretrain.nproc_per_node} ranks"
+            if config.threads is None
+            else f"{threads} per rank, as the key threads says"
+        )
+    return derived | (_derive_segments(config, cluster, measured) if cluster.scheduler == "slurm" else {})
+
+
+def _derive_segments(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
+    pretrain, segments = config.pretrain, count_segments(config, cluster, measured)
+    if pretrain.segments is not None:
+        why = "as the key pretrain.segments says"
+    elif measured.tokens_per_s is None:
+        why = "no speed was measured yet; it requeues itself while it makes progress"
+    else:
+        left, useful = _seconds_left(config, measured), _useful_seconds(config, cluster)
+        speed = f"{measured.tokens_per_s:,.0f} tokens/s"
+        why = f"{left / 3600:.1f} h left at {speed} / {useful / 3600:.1f} h that each trains"
+    derived = {"Segments": f"{segments}: {why}"}
+    lead = signal_lead(cluster, measured.save_seconds)
+    derived["warning"] = f"{lead} s before the time limit; Slurm may send it up to 60 s early"
+    if gpus := gpus_of("pretrain", config, cluster):
+        hours = segments * pretrain.nodes * gpus * time_seconds(pretrain.time) / 3600
+        derived["GPU-hours"] = (
+            f"at most {hours:,.1f} = {segments} Segments x {pretrain.nodes} nodes x {gpus} GPUs x {pretrain.time}"
+        )
+    return derived
+
+
+def gpu_hours(config: Config, cluster: Cluster, plan: Plan) -> float:
+    """Return the most GPU-hours that the Plan's Jobs can use, each within its time limit."""
+    return sum(job.nodes * gpus_of(job.stage, config, cluster) * time_seconds(job.time) / 3600 for job in plan.jobs)

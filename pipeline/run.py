@@ -42,6 +42,11 @@ class Run:
         return self.root / "plan.json"
 
     @property
+    def cluster(self) -> Path:
+        """The cluster that the Run was planned for, as it was then."""
+        return self.root / "cluster.yaml"
+
+    @property
     def jobs(self) -> Path:
         return self.root / "jobs.json"
 
@@ -110,6 +115,10 @@ class Run:
     def verdict(self, job_id: str, attempt: int) -> Path:
         return self.root / "attempts" / f"{job_id}.{attempt}.json"
 
+    def beginning(self, job_id: str, attempt: int) -> Path:
+        """What the host knew when an attempt began: nodes, newest step."""
+        return self.root / "attempts" / f"{job_id}.{attempt}.begin"
+
     def ledger(self, job_id: str, attempt: int) -> Path:
         """Where an attempt of pretrain writes what its time went into."""
         return self.root / "attempts" / f"{job_id}.{attempt}.time"
@@ -120,8 +129,12 @@ class Run:
 
     @property
     def owner(self) -> Path:
-        """Who may write outputs; see pipeline/owner.py."""
+        """Who may write tokens and checkpoints; see pipeline/owner.py."""
         return self.control / "owner.json"
+
+    def owner_of(self, stage: str) -> Path:
+        """Who may write a Stage's outputs. Those that only read checkpoints may run beside training."""
+        return self.control / f"owner.{stage}.json" if stage in ("evaluate", "inference") else self.owner
 
     @property
     def save(self) -> Path:

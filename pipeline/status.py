@@ -30,6 +30,7 @@ from pipeline.records import (
 )
 from pipeline.run import Run
 from pipeline.sizes import tokens_per_step
+from pipeline.status_slurm import answer, ask_slurm
 
 JOB_STATES = ("pending", "running", "completed", "failed", "stopped")
 SUCCESS = ("complete", "stopped")  # verdicts that are no failure
@@ -48,6 +49,8 @@ class JobStatus:
     log: str | None
     started: float | None  # unix s
     ended: float | None
+    nodes: str = ""
+    start: str | None = None  # of a Job that waits: when Slurm expects to start it
 
     def seconds(self, now: float) -> float | None:
         """Return how long the last attempt has taken."""
@@ -99,8 +102,12 @@ def read_state(run: Run, config: Config | None = None) -> Status:
     """Tell the state, its reason and the Jobs alone; the numbers, which cost reading the curves, stay None."""
     config = config or read_config(run)
     record = read_record(run.jobs)
-    jobs = _jobs(run, record)
-    state, reason, source = _state(run, config, record, jobs)
+    if record.get("scheduler") == "slurm":
+        jobs, source = _slurm_jobs(run, record)
+        state, reason = _slurm_state(run, config, jobs)
+    else:
+        jobs = _jobs(run, record)
+        state, reason, source = _state(run, config, record, jobs)
     return Status(run, state, reason, jobs, source, max_steps=config.pretrain.max_steps if config else None)
 
 
@@ -165,9 +172,44 @@ def _job(run: Run, entry: Record, record: Record) -> JobStatus:
     )
 
 
+def _slurm_jobs(run: Run, record: Record) -> tuple[list[JobStatus], str]:
+    """Return the Jobs of jobs.json with what Slurm says of them now, in one call for all."""
+    found, source = ask_slurm(run, record)
+    jobs = []
+    for entry in record.get("jobs", []):
+        job_id, told = str(entry.get("job_id")), answer(run, entry, found.get(str(entry.get("job_id"))))
+        jobs.append(
+            JobStatus(
+                str(entry.get("stage")), whole(entry.get("segment")) or 0, job_id, told.attempt, told.state,
+                told.reason, told.log, told.started, told.ended, told.nodes, told.start,
+            )
+        )  # fmt: skip
+    return jobs, source
+
+
+def _slurm_state(run: Run, config: Config | None, jobs: list[JobStatus]) -> tuple[str, str]:
+    """Return state and reason of a Run whose Jobs Slurm runs; a Segment that ended early is no failure by itself."""
+    current = list({(job.stage, job.segment): job for job in jobs}.values())  # one submitted again counts once
+    for job in current:
+        if job.state == "running":
+            return "running", f"{job.stage}: asked to stop" if run.stop.exists() else ""
+    if not (missing := _missing(run, config)):
+        return "completed", ""
+    for job in current:
+        if job.state == "pending":
+            return "pending", f"{job.stage}: {job.reason}" if job.reason else ""
+    if run.stop.exists():
+        return "stopped", "a person ended the chain (control/stop)"
+    for state in ("failed", "stopped"):
+        for job in reversed(current):
+            if job.state == state and job.stage == missing.split()[0].rstrip(":"):
+                return state, f"{job.stage}: {job.reason}" if job.reason else ""
+    return ("stopped", missing) if current else ("planned", "")
+
+
 def _scheduler_alive(record: Record) -> bool:
-    """Tell whether the process that writes jobs.json lives; Slurm's own is not asked here."""
-    return record.get("scheduler", "local") != "local" or _alive(record)
+    """Tell whether the local scheduler, which writes jobs.json, lives."""
+    return _alive(record)
 
 
 def _state(run: Run, config: Config | None, record: Record, jobs: list[JobStatus]) -> tuple[str, str, str]:
@@ -192,8 +234,6 @@ def _state(run: Run, config: Config | None, record: Record, jobs: list[JobStatus
 
 def _source(record: Record) -> str:
     host, pid = record.get("host", "?"), record.get("pid", "?")
-    if record.get("scheduler", "local") != "local":
-        return f"jobs.json ({record['scheduler']} was not asked)"
     if host != socket.gethostname():
         return f"jobs.json, written by process {pid} on {host}, which cannot be looked at from here"
     return f"jobs.json, written by process {pid}, which {'is alive' if _alive(record) else 'has ended'}"

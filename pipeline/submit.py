@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import secrets
 import shutil
 import subprocess
+import sys
 import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.cluster import Cluster, open_cluster
 from pipeline.config import Config
 from pipeline.config_load import config_differences, dump_config, load_run_config
 from pipeline.errors import UserError
@@ -20,6 +23,7 @@ from pipeline.files import fsync_folder, read_json, write_json, write_text
 from pipeline.owner import process_start
 from pipeline.plan import Plan
 from pipeline.run import Run
+from pipeline.yaml12_dump import dump
 
 PROJECT = Path(__file__).resolve().parent.parent
 SNAPSHOT_FOLDERS = ("pipeline", "sbatch")
@@ -35,7 +39,7 @@ def check_config(run: Run, config: Config) -> Config | None:
     """Return the existing Run's Config, or None for a new Run; refuse one whose meaning has changed."""
     if not run.config.is_file():
         # A submit that was killed leaves these, and no config yet.
-        ours = {"control", "logs", "attempts", "launch", "snapshot", run.plan.name, run.record.name}
+        ours = {"control", "logs", "attempts", "launch", "snapshot", run.plan.name, run.record.name, run.cluster.name}
         if run.root.is_dir() and any(e.name not in ours and not e.name.startswith(".") for e in run.root.iterdir()):
             raise UserError(f"{run.root}: the folder holds something that is not a Run; take another name: name=...")
         return None
@@ -50,14 +54,17 @@ def check_config(run: Run, config: Config) -> Config | None:
     return old
 
 
-def prepare(run: Run, config: Config, plan: Plan) -> None:
-    """Write all that the Jobs read. Each file appears whole; config.yaml, which makes it a Run, comes last."""
+def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None, *, keep_code: bool = False) -> None:
+    """Write all that the Jobs read. Each file appears whole; config.yaml, which makes it a Run, comes last.
+
+    With `keep_code` a snapshot that is there stays: Jobs that are queued or running use it.
+    """
     try:
         run.root.mkdir(parents=True, exist_ok=True)
         for folder in (run.control, run.logs, run.root / "attempts", run.root / "launch"):
             folder.mkdir(exist_ok=True)
         remove_leftovers(run)
-        changed = take_snapshot(run)
+        changed = not (keep_code and run.snapshot.is_dir()) and take_snapshot(run)
         for name, text in plan.files.items():
             write_text(run.root / name, text)
         write_json(run.plan, plan.to_json())
@@ -65,6 +72,8 @@ def prepare(run: Run, config: Config, plan: Plan) -> None:
             write_json(run.record, describe(config))
         elif changed:
             run.event("code changed", **_code())
+        if cluster is not None and cluster.scheduler == "slurm":
+            write_text(run.cluster, dump(cluster.model_dump()))
         write_text(run.config, dump_config(config))
     except OSError as error:
         raise UserError(f"{run.root}: cannot make the Run: {error.strerror or error}") from error
@@ -81,6 +90,7 @@ def remove_leftovers(run: Run) -> None:
 def describe(config: Config) -> dict[str, Any]:
     """Collect what a twin of this Run would need: code, versions, machine, seed."""
     return {
+        "id": secrets.token_hex(6),  # by which Slurm's queue is asked for the Jobs of this very Run
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "pipeline": __version__,
         **_code(),
@@ -163,3 +173,8 @@ def read_jobs(run: Run) -> dict[str, Any]:
     """Return jobs.json, or an empty record before anything was submitted."""
     value = read_json(run.jobs)
     return value if isinstance(value, dict) else {"jobs": []}
+
+
+def read_cluster(run: Run) -> Cluster:
+    """Return the cluster that the Run was planned for."""
+    return open_cluster(str(run.cluster), sys.executable)

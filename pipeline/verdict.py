@@ -1,16 +1,11 @@
-"""How an attempt ended, as a file: exit codes get lost on the way through torchrun and srun.
-
-`python -m pipeline.verdict RUN JOB ATTEMPT RC` is how a job script ends: it says why, and exits accordingly.
-"""
+"""How an attempt ended, as a file: exit codes get lost on the way through torchrun and srun."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from pipeline import errors
@@ -19,6 +14,8 @@ from pipeline.owner import current, is_alive
 from pipeline.run import Run
 
 COMPLETE, STOPPED, CRASH, HANG = "complete", "stopped", "crash", "hang"
+ENVIRONMENT, LOST, OUT_OF_MEMORY = "environment", "lost", "out_of_memory"
+WARNED_EARLY = "before its time"  # preempted, or told to stop by a person: no fault of the attempt
 OWNER_SECONDS = 600  # how long rank 0 may still be saving after its launcher is gone
 # What a launcher dies of that was told to stop before it could pass the signal on: 128 + signal, or minus it.
 STOP_STATUS = {
@@ -31,11 +28,13 @@ EXIT_CODES = {
     COMPLETE: errors.EXIT_DONE,
     STOPPED: errors.EXIT_STOPPED,
     "config": errors.EXIT_USAGE,
-    "environment": errors.EXIT_NOT_READY,
+    ENVIRONMENT: errors.EXIT_NOT_READY,
     "storage": errors.EXIT_STORAGE,
     "diverged": errors.EXIT_DIVERGED,
     "no_progress": errors.EXIT_NO_PROGRESS,
     HANG: errors.EXIT_FAILED,
+    LOST: errors.EXIT_FAILED,  # no process was left to say how it ended
+    OUT_OF_MEMORY: errors.EXIT_FAILED,
     CRASH: errors.EXIT_FAILED,
 }
 OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: crash, the last of the two
@@ -51,11 +50,18 @@ def write_verdict(
     )
 
 
-def read_verdict(run: Run, job_id: str, attempt: int, exit_status: int | None = None) -> dict[str, Any]:
-    """Return the verdict; where no rank could write one, it crashed, whatever its exit status says."""
+def read_verdict(
+    run: Run, job_id: str, attempt: int, exit_status: int | None = None, stage: str | None = None
+) -> dict[str, Any]:
+    """Return the verdict; where no rank could write one, it crashed, whatever its exit status says.
+
+    With `stage`, a verdict of another one does not count: preflight comes before pretrain in the same attempt.
+    """
     record = read_json(run.verdict(job_id, attempt))
     if isinstance(record, dict) and record.get("verdict") in EXIT_CODES:
-        return record
+        passed = record["verdict"] == COMPLETE and stage is not None and record.get("stage") != stage
+        if not passed:
+            return record
     if run.warned(job_id, attempt).is_file():
         return {"verdict": STOPPED, "reason": "stopped before the stage began", "stage": None, "step": None}
     if exit_status in STOP_STATUS:
@@ -70,11 +76,11 @@ def verdict_since(run: Run, job_id: str, attempt: int, started: float) -> dict[s
     return record if isinstance(record, dict) and record.get("time", 0) >= started else None
 
 
-def await_owner(run: Run, job_id: str, attempt: int) -> None:
+def await_owner(run: Run, job_id: str, attempt: int, stage: str) -> None:
     """Wait while rank 0 of this attempt lives on without its launcher: it is saving, and will leave a verdict."""
     deadline = time.monotonic() + OWNER_SECONDS
     while time.monotonic() < deadline:
-        _, holder = current(run.owner)
+        _, holder = current(run.owner_of(stage))
         ours = holder is not None and (holder.get("job_id"), holder.get("attempt")) == (job_id, attempt)
         if not ours or not is_alive(holder) or holder is None or holder.get("host") != socket.gethostname():
             return
@@ -89,19 +95,3 @@ def _explain(exit_status: int | None) -> str:
     if exit_status > 128:
         return f"killed by signal {exit_status - 128}"
     return f"ended with status {exit_status} and left no verdict"
-
-
-def main(argv: list[str]) -> int:
-    """Say how the attempt ended and return the job script's exit code."""
-    run, job_id, attempt, exit_status = Run(Path(argv[0])), argv[1], int(argv[2]), int(argv[3])
-    await_owner(run, job_id, attempt)
-    record = read_verdict(run, job_id, attempt, exit_status)
-    if not run.verdict(job_id, attempt).is_file():  # otherwise the stage has said it
-        print(f"{record['verdict']}: {record['reason']}", file=sys.stderr)
-        write_verdict(run, job_id, attempt, record["stage"], record["verdict"], record["reason"], record["step"])
-    run.warned(job_id, attempt).unlink(missing_ok=True)
-    return EXIT_CODES[record["verdict"]]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,17 @@
 # shellcheck shell=bash
-# What every job script shares. Sourced from the Run's snapshot, after launch/<stage>.env has said where we are.
+# What every job script shares. Sourced from the Run's snapshot, after launch/<stage>.env has said where we are:
+#   begin STAGE [SIGNAL]   name this attempt, ask whether it may work
+#   step STAGE             run one program of the Stage in the allocation; the first that fails ends the script
+#   finish                 end with the exit code of the verdict
+# shellcheck disable=SC2154 # run is set by the script that sources this
 
 # Name this start of the Job: Slurm's ids under Slurm, the local scheduler's ids, or "hand" for a person at a prompt.
-# shellcheck disable=SC2154 # run is set by the script that sources this
 begin() {
+    stage=$1 forward=${2:-} child='' status=0
+    mkdir -p "$run/control" "$run/attempts" "$run/logs"
     if [[ $SCHEDULER = slurm ]]; then
         JOB_ID=$SLURM_JOB_ID ATTEMPT=${SLURM_RESTART_COUNT:-0}
+        exec >>"$run/logs/$stage-$JOB_ID.$ATTEMPT.log" 2>&1 # one for each attempt: no requeue can overwrite it
     else
         JOB_ID=${PIPELINE_JOB_ID:-hand-$1} ATTEMPT=${PIPELINE_ATTEMPT:-0}
         export PIPELINE_SCRIPT=$$ # torchrun would outlive a killed script; its ranks look whether this process lives
@@ -15,32 +21,54 @@ begin() {
     fi
     PIPELINE_STARTED=$(date +%s.%N) # start-up time is counted from here
     export PIPELINE_JOB_ID=$JOB_ID PIPELINE_ATTEMPT=$ATTEMPT PIPELINE_STARTED
-    child=
-    forward=${2:-}
-    mkdir -p "$run/control" "$run/attempts"
     # Set before the stage starts, so that a signal in its first second is not lost.
     trap 'warn TERM' TERM
     trap 'warn INT' INT
     trap 'warn USR2' USR2
     trap 'warn HUP' HUP
+    if [[ $SCHEDULER = slurm ]]; then enter_allocation; fi
+}
+
+# Ask whether this attempt may work, and find what only the host knows: the container has no Slurm commands.
+enter_allocation() {
+    local rc=0 node
+    echo "$stage: job $JOB_ID, attempt $ATTEMPT, on $SLURM_JOB_NODELIST, $(date -Is)"
+    "$PYTHON" -m pipeline.jobscript begin "$run" "$stage" "$JOB_ID" "$ATTEMPT" || rc=$?
+    if ((rc == 100)); then exit 0; fi # nothing to do
+    if ((rc)); then exit "$rc"; fi
+    read -r node < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    # The address by which Slurm reaches the node: its name need not resolve everywhere.
+    MASTER_ADDR=$(scontrol -o show node "$node" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+    MASTER_ADDR=${MASTER_ADDR:-$node}
+    MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+    PIPELINE_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
+    # What a job around this one may have asked for must not reach the steps.
+    SLURM_EXPORT_ENV=ALL
+    export MASTER_ADDR MASTER_PORT PIPELINE_NODES SLURM_EXPORT_ENV
 }
 
 # Tell this attempt that its time is nearly up. Training reads the file at its next step. The other stages read it once,
 # when they start, and then take the signal itself (begin's second word): they hold nothing that is worth waiting for.
 warn() {
-    printf '%s\n' "$1" >"$run/control/warned.$JOB_ID.$ATTEMPT"
+    local file=$run/control/warned.$JOB_ID.$ATTEMPT
+    if [[ ! -e $file ]]; then printf '%s\n' "$1" >"$file"; fi # the first says why; more follow when a limit nears
     if [[ -n $forward && -n $child ]]; then kill -s "$forward" "$child" 2>/dev/null || true; fi
 }
 
-# Wait for the stage and end with the exit code of its verdict.
-supervise() {
-    local rc
-    child=$1
+# Run one program of the Stage and wait for it. In the background, or bash holds a trap back until it ends.
+step() {
+    "${LAUNCH[@]}" -m "pipeline.stages.$1" "$run" &
+    child=$!
     while :; do
-        rc=0
-        wait "$child" || rc=$?
+        status=0
+        wait "$child" || status=$?
         # wait also returns when a trapped signal comes; the stage may be alive then.
         kill -0 "$child" 2>/dev/null || break
     done
-    exec "$PYTHON" -m pipeline.verdict "$run" "$JOB_ID" "$ATTEMPT" "$rc"
+    if ((status)); then finish; fi
+}
+
+# End with the exit code of the verdict.
+finish() {
+    exec "$PYTHON" -m pipeline.jobscript end "$run" "$stage" "$JOB_ID" "$ATTEMPT" "$status" "$SCHEDULER"
 }

@@ -11,17 +11,25 @@ import pytest
 from pipeline.cluster import Cluster
 from pipeline.config import Config
 from pipeline.errors import UserError
-from pipeline.plan import STAGES, make_plan
+from pipeline.plan import STAGES, Measured, make_plan
 from pipeline.run import Run
 
-LAPTOP = Cluster(scheduler="local", python="/opt/env/bin/python", cores=8)
+PYTHON = "/opt/env/bin/python"
+LAPTOP = Cluster(scheduler="local", python=PYTHON, host_python=PYTHON, cores=8)
+SITE = Cluster.model_validate(
+    {
+        "name": "site", "python": PYTHON, "host_python": "/usr/bin/python3", "cores": 64, "gpus_per_node": 8,
+        "sbatch": {"partition": "gpu", "reservation": "week 7"}, "srun": {"cpu-bind": "cores"}, "cpus_per_task": 16,
+        "env": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"},
+    }
+)  # fmt: skip
 
 GOLDEN = """\
 # Written by plan, sourced by sbatch/pretrain.sbatch.
 SCHEDULER=local
 PYTHON=/opt/env/bin/python
-LAUNCH=(/opt/env/bin/python -m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=0 --no-python \
---signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 --shutdown-timeout=600 \
+LAUNCH=(/opt/env/bin/python -m torch.distributed.run --max-restarts=0 --no-python \
+--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 --shutdown-timeout=600 --standalone --nproc-per-node=2 \
 /opt/env/bin/python -u)
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID \
 TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS PYTHONHOME
@@ -34,15 +42,17 @@ export HF_HUB_OFFLINE=1
 """
 
 
-def plan_of(root: str = "/runs/golden", **pretrain: object):
+def plan_of(
+    root: str = "/runs/golden", cluster: Cluster = LAPTOP, measured: Measured | None = None, **pretrain: object
+):
     config = Config.model_validate({"name": "golden", "pretrain": pretrain})
-    return make_plan(config, LAPTOP, Run(Path(root)))
+    return make_plan(config, cluster, Run(Path(root)), measured)
 
 
 def test_chain_is_in_order_and_each_job_waits_for_the_one_before() -> None:
     jobs = plan_of().jobs
     assert tuple(job.stage for job in jobs) == STAGES
-    assert [job.after for job in jobs] == [[], ["1"], ["2"], ["3"]]
+    assert [job.after for job in jobs] == [[], ["afterok:tokenize"], ["afterok:pretrain"], ["afterok:pretrain"]]
     assert jobs[1].command == ["bash", "/runs/golden/snapshot/sbatch/pretrain.sbatch", "/runs/golden"]
 
 
@@ -52,6 +62,83 @@ def test_launch_file_of_two_ranks() -> None:
 
 def test_one_rank_needs_no_launcher() -> None:
     assert "LAUNCH=(/opt/env/bin/python -u)\n" in plan_of().files["launch/pretrain.env"]
+
+
+GOLDEN_SLURM = """\
+# Written by plan, sourced by sbatch/pretrain.sbatch.
+SCHEDULER=slurm
+PYTHON=/usr/bin/python3
+TORCHRUN=(/opt/env/bin/python -m torch.distributed.run --max-restarts=0 --no-python \
+--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 --shutdown-timeout=600 --nproc-per-node=8)
+LAUNCH=(srun --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=1 --cpu-bind=cores \
+--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" bash /runs/golden/snapshot/sbatch/node.sh "${TORCHRUN[@]}" -- \
+/opt/env/bin/python -u)
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID \
+TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS PYTHONHOME
+export PYTHONPATH=/runs/golden/snapshot
+export PYTHONUTF8=1
+export PYTHONDONTWRITEBYTECODE=1
+export TORCHINDUCTOR_CACHE_DIR=/runs/golden/cache/inductor
+export HF_HUB_OFFLINE=1
+export NCCL_DEBUG=WARN
+export NCCL_IB_HCA==mlx5_0,mlx5_1
+export PIPELINE_EXPECTED_ENV='NCCL_DEBUG=WARN
+NCCL_IB_HCA==mlx5_0,mlx5_1'
+"""
+TWO_NODES = {"nodes": 2, "nproc_per_node": 8, "global_batch_size": 16}
+
+
+def test_launch_file_of_two_nodes_on_slurm() -> None:
+    assert plan_of(cluster=SITE, **TWO_NODES).files["launch/pretrain.env"] == GOLDEN_SLURM
+
+
+def test_sbatch_line_of_a_segment() -> None:
+    jobs = plan_of(cluster=SITE, segments=2, time="1-00:00:00", **TWO_NODES).jobs
+    assert [job.name for job in jobs] == ["tokenize", "pretrain-1", "pretrain-2", "evaluate", "inference"]
+    assert [job.after for job in jobs][1:] == [
+        ["afterok:tokenize"], ["afterany:pretrain-1"], ["afterok:pretrain-2"], ["afterok:pretrain-2"],
+    ]  # fmt: skip
+    assert jobs[2].command == [
+        "sbatch", "--parsable", "--job-name=golden-pretrain-2", "--output=/runs/golden/logs/pretrain-%j.slurm.log",
+        "--chdir=/runs/golden", "--nodes=2", "--ntasks-per-node=1", "--time=1-00:00:00", "--signal=B:USR2@120",
+        "--gres=gpu:8", "--cpus-per-task=16", "--partition=gpu", "--reservation=week 7",
+        "--dependency=afterany:<pretrain-1>", "/runs/golden/snapshot/sbatch/pretrain.sbatch", "/runs/golden",
+    ]  # fmt: skip
+
+
+def test_one_rank_per_task_where_the_cluster_wants_srun_to_start_them() -> None:
+    plan = plan_of(cluster=SITE.model_copy(update={"launcher": "srun"}), **TWO_NODES)
+    launch = plan.files["launch/pretrain.env"]
+    assert "--ntasks-per-node=8" in launch
+    assert "torch.distributed.run" not in launch
+    assert "--ntasks-per-node=8" in plan.jobs[1].command
+
+
+def test_segments_are_counted_by_the_measured_speed() -> None:
+    steps = {"max_steps": 1000, "global_batch_size": 16, "sequence_length": 512, "time": "1:00:00"}
+    assert len(plan_of(cluster=SITE, **steps).jobs) == 4  # one Segment, which requeues itself
+    tokens = 1000 * 16 * 512
+    measured = Measured(step=0, tokens_per_s=tokens / (2.5 * 3600))
+    names = [job.name for job in plan_of(cluster=SITE, measured=measured, **steps).jobs]
+    assert names[1:4] == ["pretrain-1", "pretrain-2", "pretrain-3"]  # 2.5 h / (1 h - start-up - warning)
+    nearly = Measured(step=900, tokens_per_s=measured.tokens_per_s)
+    assert [job.name for job in plan_of(cluster=SITE, measured=nearly, **steps).jobs][1] == "pretrain"
+
+
+def test_the_warning_comes_earlier_where_saves_are_slow() -> None:
+    slow = plan_of(cluster=SITE, measured=Measured(save_seconds=200.0)).jobs[1].command
+    assert "--signal=B:USR2@600" in slow
+
+
+def test_a_plan_of_1000_nodes_and_100_segments_names_every_job() -> None:
+    plan = plan_of(cluster=SITE, nodes=1000, nproc_per_node=8, segments=100, global_batch_size=8000)
+    assert len({job.name for job in plan.jobs}) == 103
+    assert plan.jobs[50].ranks == 8000
+
+
+def test_a_percent_sign_in_a_folder_is_no_pattern_of_sbatch() -> None:
+    (output,) = [word for word in plan_of("/runs/100%j", cluster=SITE).jobs[1].command if word.startswith("--output")]
+    assert output == "--output=/runs/100%%j/logs/pretrain-%j.slurm.log"
 
 
 def test_plan_is_json_and_computed_without_touching_the_disk(tmp_path: Path) -> None:

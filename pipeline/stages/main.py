@@ -163,8 +163,9 @@ def _ownership(run: Run, attempt: Attempt) -> Iterator[None]:
         yield
         return
     details = {"job_id": attempt.job_id, "attempt": attempt.number}
-    with owned(run.owner, f"Run {run.name}", FORMER_OWNER_SECONDS, **details):
-        _break_unfinished_saves(run)
+    with owned(run.owner_of(attempt.stage), f"Run {run.name}", FORMER_OWNER_SECONDS, **details):
+        if attempt.stage == "pretrain":
+            _break_unfinished_saves(run)
         yield
 
 
@@ -182,7 +183,7 @@ def _break_unfinished_saves(run: Run) -> None:
 def fence(run: Run, attempt: Attempt) -> None:
     """Raise NotOwnerError on rank 0 if another attempt has taken the Run over; asked before anything is published."""
     if attempt.rank == 0:
-        check_owner(run.owner)
+        check_owner(run.owner_of(attempt.stage))
 
 
 def _event(run: Run, attempt: Attempt, kind: str, **details: object) -> None:
@@ -196,7 +197,7 @@ def _end(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None
     if reason:
         print(f"{attempt.stage}: {reason}", file=sys.stderr)
     try:
-        if not owner or belongs_to(run.owner, attempt.job_id, attempt.number):
+        if not owner or belongs_to(run.owner_of(attempt.stage), attempt.job_id, attempt.number):
             _record(run, attempt, verdict, reason, step)
     except OSError as error:
         print(f"cannot write the verdict: {error}", file=sys.stderr)
@@ -227,12 +228,12 @@ def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
     code = EXIT_FAILED
     try:
         if attempt.rank == 0:
-            check_owner(run.owner)
+            check_owner(run.owner_of(attempt.stage))
         print(f"{attempt.stage}: {reason}", file=sys.stderr, flush=True)
         _abandoned_verdict(run, attempt, verdict, reason, step)
         code = EXIT_CODES[verdict] if attempt.world_size == 1 or verdict != STOPPED else EXIT_DONE
         if attempt.rank == 0:
-            disown(run.owner)
+            disown(run.owner_of(attempt.stage))
     except Exception as error:
         print(f"{attempt.stage}: {error}", file=sys.stderr, flush=True)
     finally:
@@ -240,7 +241,7 @@ def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
 
 
 def _abandoned_verdict(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
-    if not belongs_to(run.owner, attempt.job_id, attempt.number):
+    if not belongs_to(run.owner_of(attempt.stage), attempt.job_id, attempt.number):
         return
     if verdict_since(run, attempt.job_id, attempt.number, STARTED) is None:
         write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step)

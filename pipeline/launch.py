@@ -1,0 +1,88 @@
+"""The launch file of a Stage: the bash that its job script sources."""
+
+from __future__ import annotations
+
+import shlex
+
+from pipeline.cluster import Cluster
+from pipeline.config import Config
+from pipeline.run import Run
+from pipeline.slurm_options import option_words
+
+# A stop signal that reaches torchrun goes on to the ranks, which save and end by themselves; by default it knows no
+# USR2, dies of it and leaves them behind. Ranks that hang are not waited for: their watchdogs end them.
+TORCHRUN_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
+SAVE_SECONDS = 600
+TORCHRUN = (
+    f"-m torch.distributed.run --max-restarts=0 --no-python "
+    f"--signals-to-handle={TORCHRUN_SIGNALS} --shutdown-timeout={SAVE_SECONDS}"
+).split()
+
+# What a parent job or torchrun may have left in the environment; a Run must not take it for its own.
+FOREIGN_VARIABLES = (
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
+    "TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS PYTHONHOME"
+).split()
+
+
+def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
+    """Write assignments, the array LAUNCH, and the exports of every rank.
+
+    What only the allocation can know stays a `${SLURM_…}`.
+    """
+    slurm = cluster.scheduler == "slurm"
+    ranks = config.pretrain.nproc_per_node if stage == "pretrain" else 1
+    lines = [
+        f"# Written by plan, sourced by sbatch/{stage}.sbatch.",
+        f"SCHEDULER={cluster.scheduler}",
+        f"PYTHON={shlex.quote(cluster.host_python)}",
+        *(_slurm_launch(stage, ranks, config, cluster, run) if slurm else [_local_launch(ranks, cluster)]),
+        f"unset {' '.join(FOREIGN_VARIABLES)}",
+        f"export PYTHONPATH={shlex.quote(str(run.snapshot))}",
+        "export PYTHONUTF8=1",
+        "export PYTHONDONTWRITEBYTECODE=1",
+    ]
+    if ranks > 1 and not slurm:
+        lines.append("export GLOO_SOCKET_IFNAME=lo")  # one machine: whatever its name resolves to
+    if stage == "pretrain":
+        lines.append(f"export TORCHINDUCTOR_CACHE_DIR={shlex.quote(str(run.root / 'cache' / 'inductor'))}")
+    if stage != "tokenize":
+        lines.append("export HF_HUB_OFFLINE=1")  # only tokenize may download
+    environment = cluster.environment() if slurm else {}
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    if environment:
+        # Each rank compares what reached it with what was exported here.
+        checked = [f"{name}={value}" for name, value in environment.items()]
+        lines.append(f"export PIPELINE_EXPECTED_ENV={shlex.quote(chr(10).join(checked))}")
+    return "\n".join(lines) + "\n"
+
+
+def _local_launch(ranks: int, cluster: Cluster) -> str:
+    python = [cluster.python, "-u"]
+    if ranks > 1:
+        python = [cluster.python, *TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", *python]
+    return f"LAUNCH=({shlex.join(python)})"
+
+
+def _slurm_launch(stage: str, ranks: int, config: Config, cluster: Cluster, run: Run) -> list[str]:
+    """Start one torchrun per node by sbatch/node.sh, or one rank per task; a Stage of one process by srun alone."""
+    pretrain = stage == "pretrain"
+    per_node = ranks if pretrain and cluster.launcher == "srun" else 1
+    words = [
+        "srun",
+        # The first task to fail ends the others; the ranks' own watchdogs would take minutes.
+        "--kill-on-bad-exit=1",
+        f"--nodes={config.pretrain.nodes if pretrain else 1}",
+        f"--ntasks-per-node={per_node}",
+        *option_words(cluster.srun_options(stage, getattr(config, stage))),
+    ]
+    # srun does not take it from sbatch since 22.05.
+    launch = f'LAUNCH=({shlex.join(words)} --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}"'
+    if pretrain and (cluster.launcher == "torchrun" or ranks == 1):
+        node = run.snapshot / "sbatch" / "node.sh"
+        torchrun = [cluster.python, *TORCHRUN, f"--nproc-per-node={ranks}"]
+        return [
+            f"TORCHRUN=({shlex.join(torchrun)})",
+            f'{launch} bash {shlex.quote(str(node))} "${{TORCHRUN[@]}}" -- {shlex.join([cluster.python, "-u"])})',
+        ]
+    return [f"{launch} {shlex.join([cluster.python, '-u'])})"]

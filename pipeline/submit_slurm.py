@@ -1,0 +1,163 @@
+"""Hand a Plan to Slurm: every Job once, however often this is called and wherever it was interrupted before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from pipeline.bad_nodes import bad_nodes_of
+from pipeline.cluster import Cluster
+from pipeline.complete import is_complete
+from pipeline.config import Config
+from pipeline.errors import EXIT_DONE
+from pipeline.files import write_json
+from pipeline.hints import command
+from pipeline.plan import Job, Plan
+from pipeline.records import read_record
+from pipeline.run import Run
+from pipeline.slurm import Slurm
+from pipeline.slurm_jobs import SlurmJob
+from pipeline.submit import read_jobs
+
+LIVE = ("pending", "running", "completing", "suspended", "requeued", "requeue_hold", "preempted")
+
+Record = dict[str, Any]
+
+
+class Submission:
+    """The Run's Jobs at Slurm: jobs.json, written again after every sbatch, and what the queue says about them."""
+
+    def __init__(self, run: Run, config: Config, cluster: Cluster, plan: Plan, slurm: Slurm) -> None:
+        self.run, self.config, self.cluster, self.plan, self.slurm = run, config, cluster, plan, slurm
+        self.records: list[Record] = [job for job in read_jobs(run)["jobs"] if job.get("job_id")]
+        self.ids: dict[str, str] = {}  # name -> id of the Jobs that the later ones may depend on
+
+    def submit(self, told: Callable[[str], None]) -> list[str]:
+        """Submit what is neither complete nor queued; return the names of the Jobs that were submitted."""
+        live = self._live()
+        submitted = []
+        for job in self._jobs(live):
+            if is_complete(self.run, self.config, job.stage) and job.name not in live:
+                continue
+            dependency = self._dependency(job)
+            if job.name in live:
+                self._adopt(job, live[job.name], dependency, told)
+                continue
+            job_id = self.slurm.submit(self._flags(job, dependency), *self._script(job), token=self._token(job.name))
+            self._record(job, job_id, dependency)
+            submitted.append(job.name)
+            told(f"[bold]{job.name}[/]  submitted as job {job_id}" + (f", {dependency}" if dependency else ""))
+        return submitted
+
+    def commands(self) -> list[list[str]]:
+        """Return the literal sbatch lines of the Jobs that are not complete, names in place of ids still unknown."""
+        return [
+            ["sbatch", "--parsable", *self._flags(job, ",".join(job.after)), *_words(self._script(job))]
+            for job in self.plan.jobs
+            if not is_complete(self.run, self.config, job.stage)
+        ]
+
+    def test(self, told: Callable[[str], None]) -> None:
+        """Ask Slurm, Job by Job, whether it would take it, and when it would start; nothing is queued."""
+        for job in self.plan.jobs:
+            told(f"{job.name}: {self.slurm.test_only(self._flags(job, ''), *self._script(job))}")
+
+    def _live(self) -> dict[str, SlurmJob]:
+        """Return the Jobs of this Run that are queued or running, by name, in one or two calls of Slurm.
+
+        By jobs.json, and by their comment: a submit that was killed may not have written down its last one.
+        """
+        known = {str(record["job_id"]): str(record["name"]) for record in self.records if record.get("name")}
+        tokens = {self._token(job.name): job.name for job in self.plan.jobs}
+        for token, job_id in self.slurm.find(list(tokens)).items():
+            if job_id not in known:
+                known[job_id] = tokens[token]
+                job = next(job for job in self.plan.jobs if job.name == tokens[token])
+                self._record(job, job_id, None)
+        if not known:
+            return {}
+        jobs = self.slurm.jobs(list(known))
+        return {known[job_id]: job for job_id, job in jobs.items() if job.state in LIVE}
+
+    def _jobs(self, live: dict[str, SlurmJob]) -> list[Job]:
+        """Return the Plan's Jobs; while Segments of an earlier Plan are queued, those stand for the new ones."""
+        planned = {job.name for job in self.plan.jobs}
+        stray = [
+            record for record in self.records
+            if record["stage"] == "pretrain" and record.get("name") in live and record["name"] not in planned
+        ]  # fmt: skip
+        if not stray:
+            return self.plan.jobs
+        self.ids["pretrain"] = str(stray[-1]["job_id"])
+        for job in self.plan.jobs:
+            if job.stage == "pretrain":
+                self.ids[job.name] = str(stray[-1]["job_id"])
+        return [job for job in self.plan.jobs if job.stage != "pretrain"]
+
+    def _adopt(self, job: Job, found: SlurmJob, dependency: str, told: Callable[[str], None]) -> None:
+        """Take a Job that is queued already; where what it waits for was submitted anew, let it wait for that."""
+        self.ids[job.name] = found.job_id
+        record = next(r for r in reversed(self.records) if str(r["job_id"]) == found.job_id)
+        if found.state == "pending" and dependency and record.get("dependency") not in (dependency, None):
+            self.slurm.update(found.job_id, Dependency=dependency)
+            record["dependency"] = dependency
+            self._write()
+        told(f"[bold]{job.name}[/]  {found.state} already, job {found.job_id}")
+
+    def _dependency(self, job: Job) -> str:
+        """Return the edges to Jobs that are still to end, in sbatch's spelling."""
+        edges = []
+        for edge in job.after:
+            kind, _, name = edge.partition(":")
+            if name in self.ids:
+                edges.append(f"{kind}:{self.ids[name]}")
+        return ",".join(edges)
+
+    def _flags(self, job: Job, dependency: str) -> list[str]:
+        flags = [word for word in job.command[2:-2] if not word.startswith("--dependency=")]
+        if bad := sorted(bad_nodes_of(self.run, self.cluster).read()):
+            flags.append(f"--exclude={','.join(bad)}")
+        if dependency:
+            # Or a Job whose condition can no longer come true would wait for ever.
+            flags += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
+        return flags
+
+    def _script(self, job: Job) -> tuple[str, list[str]]:
+        return job.command[-2], job.command[-1:]
+
+    def _token(self, name: str) -> str:
+        """Name this very submission: a Job that is submitted anew must not be taken for its predecessor."""
+        times = sum(record.get("name") == name for record in self.records)
+        return f"pipeline:{read_record(self.run.record).get('id', self.run.name)}:{name}.{times}"
+
+    def _record(self, job: Job, job_id: str, dependency: str | None) -> None:
+        self.ids[job.name] = job_id
+        self.records.append(
+            {
+                "name": job.name, "stage": job.stage, "segment": job.segment, "job_id": job_id,
+                "dependency": dependency, "submitted": time.time(), "state": "pending", "reason": "", "attempt": None,
+                "log": None, "started": None, "ended": None,
+            }
+        )  # fmt: skip
+        self._write()
+
+    def _write(self) -> None:
+        write_json(self.run.jobs, {"scheduler": "slurm", "jobs": self.records})
+
+
+def _words(script: tuple[str, list[str]]) -> list[str]:
+    return [script[0], *script[1]]
+
+
+def submit_chain(run: Run, config: Config, cluster: Cluster, plan: Plan, console: Console) -> int:
+    """Submit the whole chain and say how to watch it. The caller owns control/scheduler.json."""
+    submission = Submission(run, config, cluster, plan, cluster.slurm())
+    submitted = submission.submit(lambda text: console.print(text, highlight=False, soft_wrap=True))
+    if submitted:
+        run.event("submit", jobs={name: submission.ids[name] for name in submitted})
+    for verb in ("status", "logs -f", "stop"):
+        console.print(f"  {command(*verb.split(), run.root)}", markup=False, highlight=False, soft_wrap=True)
+    return EXIT_DONE

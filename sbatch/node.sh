@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Start torchrun on one node, as the one task that srun runs there: bash node.sh TORCHRUN… -- PROGRAM…
+# Only here is the node's number known: in the batch shell SLURM_NODEID is 0 for all.
+set -euo pipefail
+
+torchrun=()
+while [[ $1 != -- ]]; do
+    torchrun+=("$1")
+    shift
+done
+shift
+: "${SLURM_NNODES:?this runs in a step of a Slurm job}" "${MASTER_ADDR:?}" "${MASTER_PORT:?}"
+exec "${torchrun[@]}" --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \
+    --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"
