@@ -24,6 +24,7 @@ from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_USAGE, UserError
 from pipeline.flags import gpus_of, signal_lead
 from pipeline.hints import command
 from pipeline.owner import current, take
+from pipeline.plan import STAGES
 from pipeline.records import read_record
 from pipeline.run import Run
 from pipeline.slurm import Slurm, SlurmError
@@ -181,11 +182,24 @@ class Host:
             print(f"{self.stage}: {decision.reason}", file=sys.stderr)
         if last.verdict == COMPLETE and following:
             self._point_dependants_here(following)
+        if last.verdict == COMPLETE:
+            self._report()
         if decision.cancel_rest:
             self._cancel_rest()
         if decision.action == "requeue":
             return self._go_on_by_requeue(decision)
         return decision.code
+
+    def _report(self) -> None:
+        """Write report.html when the last Stage is complete; whichever Job that is."""
+        if not all(is_complete(self.run, self.config, stage) for stage in STAGES):
+            return
+        from pipeline.report import write_report
+
+        try:
+            write_report(self.run)
+        except Exception as error:  # a chain of weeks must not end as a failure because a picture could not be drawn
+            print(f"{self.stage}: the report could not be written: {error}", file=sys.stderr)
 
     def _verdict(self, exit_status: int) -> dict[str, Any]:
         record = read_verdict(self.run, self.job_id, self.number, exit_status, self.stage)

@@ -42,6 +42,8 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         "export PYTHONUTF8=1",
         "export PYTHONDONTWRITEBYTECODE=1",
     ]
+    if ranks > 1:
+        lines.append("export OMP_NUM_THREADS=1")  # or torchrun says so at length; each rank sets its own number later
     if ranks > 1 and not slurm:
         lines.append("export GLOO_SOCKET_IFNAME=lo")  # one machine: whatever its name resolves to
     if stage == "pretrain":
@@ -78,11 +80,12 @@ def _slurm_launch(stage: str, ranks: int, config: Config, cluster: Cluster, run:
     ]
     # srun does not take it from sbatch since 22.05.
     launch = f'LAUNCH=({shlex.join(words)} --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}"'
-    if pretrain and (cluster.launcher == "torchrun" or ranks == 1):
+    if pretrain and cluster.launcher == "torchrun":
         node = run.snapshot / "sbatch" / "node.sh"
         torchrun = [cluster.python, *TORCHRUN, f"--nproc-per-node={ranks}"]
         return [
             f"TORCHRUN=({shlex.join(torchrun)})",
             f'{launch} bash {shlex.quote(str(node))} "${{TORCHRUN[@]}}" -- {shlex.join([cluster.python, "-u"])})',
         ]
-    return [f"{launch} {shlex.join([cluster.python, '-u'])})"]
+    rank = ["bash", str(run.snapshot / "sbatch" / "rank.sh")] if pretrain else []
+    return [f"{launch} {shlex.join([*rank, cluster.python, '-u'])})"]

@@ -28,7 +28,7 @@ from pipeline.slurm_jobs import (
 from pipeline.slurm_states import ENDED, normal_state
 
 # What a parent job or a person's shell tells Slurm's commands: columns, filters, resources. None of it is for us.
-FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL|SPRIO|SSHARE)_|PMI")
+FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL|SPRIO|SSHARE|PIPELINE)_|PMI")
 KEPT = frozenset({"SLURM_CONF"})
 # The same for commands that run elsewhere, where only names can be taken away.
 FOREIGN_NAMES = (

@@ -19,7 +19,7 @@ CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)(?:\.[0-9]+)?"
 NOTHING = {"", "(null)", "N/A", "None", "Unknown", "n/a", "None assigned"}
 FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z/:]*)=")
 WHY_ENDED = {
-    "cancelled": "cancelled",
+    "cancelled": "by a person or the chain",
     "timeout": "ran into its time limit",
     "node_fail": "lost a node",
     "preempted": "made way for a Job of higher priority",

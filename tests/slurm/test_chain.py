@@ -1,0 +1,222 @@
+"""The product on a real Slurm: one chain, and what a cluster does to it in six weeks. Results equal the twin's, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from private_slurm import PrivateSlurm
+
+from pipeline.files import read_json, read_lines
+from pipeline.run import Run
+
+PROJECT = Path(__file__).resolve().parents[2]
+STEPS = 60
+
+CONFIG = """\
+name: {name}
+runs_dir: {folder}/runs
+threads: 1
+data: {folder}/corpus/*.py
+tokenize: {{vocab_size: 400, validation_fraction: 0.3}}
+model: {{hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2}}
+pretrain:
+  max_steps: {steps}
+  nodes: 2
+  nproc_per_node: 1
+  global_batch_size: 4
+  micro_batch_size: 1
+  sequence_length: 32
+  warmup_steps: 2
+  save_interval: 10
+  log_interval: 1
+inference: {{prompts: ["def "], max_new_tokens: 8}}
+"""
+CLUSTER = """\
+scheduler: slurm
+cpus_per_task: 1
+signal_lead: 60
+sbatch: {mem: 2000M}
+env: {GLOO_SOCKET_IFNAME: lo}
+"""
+
+
+class Chain:
+    """One Run on the private Slurm, by the product's own command line."""
+
+    def __init__(self, slurm: PrivateSlurm, folder: Path, name: str) -> None:
+        self.slurm, self.folder, self.run = slurm, folder, Run(folder / "runs" / name)
+        self.config, self.cluster = folder / f"{name}.yaml", folder / "site.yaml"
+        self.config.write_text(CONFIG.format(name=name, folder=folder, steps=STEPS))
+        self.cluster.write_text(CLUSTER)
+
+    def command(self, *words: object) -> list[str]:
+        return [sys.executable, "-m", "pipeline", *map(str, words)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.slurm.env | {"PYTHONPATH": str(PROJECT), "COLUMNS": "160", "NO_COLOR": "1"}
+
+    def verb(self, *words: object, code: int = 0) -> str:
+        done = subprocess.run(
+            self.command(*words), env=self.environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def submit(self, *overrides: str, slow: float = 0.0) -> None:
+        """Submit the chain; `slow` seconds of sleep in each step leave time for something to happen."""
+        self.verb("submit", self.config, "--cluster", self.cluster, *overrides)
+        if slow:
+            with self.run.launch("pretrain").open("a") as file:
+                file.write(f"export PIPELINE_INJECT='rank=0,step=1,do=slow,seconds={slow}'\n")
+
+    def status(self) -> dict:
+        return json.loads(subprocess.run(
+            self.command("status", self.run.root, "--json"), env=self.environment, capture_output=True, text=True,
+            timeout=60, check=False,
+        ).stdout)  # fmt: skip
+
+    def job(self, stage: str, segment: int = 0) -> str:
+        jobs = read_json(self.run.jobs)["jobs"]
+        return [job["job_id"] for job in jobs if (job["stage"], job["segment"]) == (stage, segment)][-1]
+
+    def wait_for(self, what: str, condition: Callable[[], object], timeout: float = 120) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {timeout:.0f} s for {what}\n{self.logs()}")
+            time.sleep(0.2)
+
+    def wait_for_step(self, step: int, timeout: float = 120) -> None:
+        self.wait_for(f"step {step}", lambda: any(row["step"] >= step for row in read_lines(self.run.metrics)), timeout)
+
+    def wait_for_state(self, state: str, timeout: float = 180) -> dict:
+        found: dict = {}
+
+        def reached() -> bool:
+            found.update(self.status())
+            assert found["state"] in (state, "pending", "running"), f"{found}\n{self.logs()}"
+            return found["state"] == state
+
+        self.wait_for(f"a Run that is {state}", reached, timeout)
+        return found
+
+    def logs(self) -> str:
+        tails = [
+            f"==> {p.name}\n" + "\n".join(p.read_text(errors="replace").splitlines()[-25:])
+            for p in sorted(self.run.logs.glob("*.log"))
+        ]
+        queue = self.slurm.run("squeue", "--states=all", check=False).stdout
+        return "\n".join([*tails, queue, *(json.dumps(event) for event in read_lines(self.run.events))])
+
+    def events(self, kind: str) -> list[dict]:
+        return [event for event in read_lines(self.run.events) if event["event"] == kind]
+
+    def result(self) -> dict[str, object]:
+        """Return what two Runs of the same config must agree in: weights and optimizer, losses, scores."""
+        manifest = read_json(self.run.checkpoint(STEPS) / "manifest.json")
+        weights = {name: file["sha256"] for name, file in manifest["files"].items() if name.endswith(".bin")}
+        losses = [(row["step"], row["loss"]) for row in read_lines(self.run.metrics)]
+        return {
+            "weights": weights,
+            "losses": losses,
+            "score": read_json(self.run.scores(STEPS) / "bits_per_byte.json")["score"],
+        }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chain")
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for path in sorted((PROJECT / "pipeline").glob("*.py"))[:24]:
+        (corpus / path.name).write_text(path.read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def twin(slurm: PrivateSlurm, folder: Path) -> Chain:
+    """The whole chain, undisturbed, on two nodes."""
+    chain = Chain(slurm, folder, "twin")
+    chain.submit()
+    chain.wait_for_state("completed")
+    return chain
+
+
+@pytest.fixture
+def chain(slurm: PrivateSlurm, folder: Path, request: pytest.FixtureRequest) -> Chain:
+    return Chain(slurm, folder, request.node.name.removeprefix("test_")[:60])
+
+
+def test_the_whole_chain_from_one_command(twin: Chain) -> None:
+    assert [(job["stage"], job["state"]) for job in twin.status()["jobs"]] == [
+        ("tokenize", "completed"), ("pretrain", "completed"), ("evaluate", "completed"), ("inference", "completed"),
+    ]  # fmt: skip
+    assert twin.run.report.is_file()
+    assert twin.run.samples(STEPS).is_file()
+    assert twin.verb("submit", twin.config, "--cluster", twin.cluster) == ""  # again: complete already
+    hosts = {event["host"] for event in twin.events("start")}
+    assert hosts <= {"n1", "n2", "n3"}
+
+
+def test_time_limit_in_the_middle_goes_on_in_the_next_segment(chain: Chain, twin: Chain) -> None:
+    chain.submit("pretrain.segments=2", "pretrain.time=2:00", slow=1.6)
+    chain.wait_for("the first Segment's end", lambda: chain.run.verdict(chain.job("pretrain", 1), 0).is_file(), 150)
+    first = read_json(chain.run.verdict(chain.job("pretrain", 1), 0))
+    assert first["verdict"] == "stopped"
+    assert 0 < first["step"] < STEPS
+    chain.wait_for_state("completed", 240)
+    assert chain.result() == twin.result()
+    assert [event["step"] for event in chain.events("resume")] == [first["step"]]
+
+
+def test_requeue_keeps_every_log_and_goes_on(chain: Chain, twin: Chain, note: Callable[[str], None]) -> None:
+    chain.submit(slow=0.3)
+    chain.wait_for_step(25)
+    job = chain.job("pretrain")
+    chain.slurm.run("scontrol", "requeue", job)
+    chain.wait_for("attempt 1", lambda: chain.run.beginning(job, 1).is_file(), 90)
+    granted = time.time()
+    before = max(row["step"] for row in read_lines(chain.run.metrics))
+    chain.wait_for_step(before + 1)
+    note(f"{time.time() - granted:.1f} s from a requeue granted to the first new step (goal 30)")
+    chain.wait_for_state("completed")
+    assert chain.result() == twin.result()
+    assert [chain.run.log("pretrain", job, attempt).is_file() for attempt in (0, 1)] == [True, True]
+
+
+def test_preemption_costs_minutes_not_the_run(chain: Chain, twin: Chain) -> None:
+    chain.submit(slow=0.3)
+    chain.wait_for_step(25)
+    job = chain.job("pretrain")
+    chain.slurm.submit("sleep 8", "--partition=high", "--nodes=3", "--exclusive")
+    chain.wait_for("attempt 1", lambda: chain.run.beginning(job, 1).is_file(), 120)
+    chain.wait_for_state("completed")
+    assert chain.result() == twin.result()
+
+
+def test_dead_node_whose_ranks_live_on_cannot_spoil_the_run(chain: Chain, twin: Chain) -> None:
+    chain.submit(slow=0.5)
+    chain.wait_for_step(25)
+    job = chain.job("pretrain")
+    node = read_json(chain.run.beginning(job, 0))["nodes"][0]
+    ranks = chain.slurm.pids_on(node)
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)  # frozen with the network, as a node is that Slurm cannot reach
+    chain.slurm.kill_node(node)
+    chain.wait_for("attempt 1", lambda: chain.run.beginning(job, 1).is_file(), 150)
+    chain.wait_for_step(max(row["step"] for row in read_lines(chain.run.metrics)) + 1)
+    assert node not in read_json(chain.run.beginning(job, 1))["nodes"]
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)  # and back, in the middle of what it did
+    chain.wait_for_state("completed")
+    assert chain.result() == twin.result()
+    assert {event["attempt"] for event in chain.events("save") if "attempt" in event} <= {0, 1}
