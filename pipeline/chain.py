@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.prompt import Confirm
 from rich.table import Table
 
-from pipeline.attempts import newest_step
+from pipeline.attempts import newest_step, read_beginnings
 from pipeline.cluster import Cluster, open_cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.config_load import load_config, load_run_config
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
+from pipeline.goodput import read_split
 from pipeline.hints import command, shown
 from pipeline.local import run_chain
 from pipeline.owner import owned
@@ -72,11 +73,18 @@ def _cluster_of(run: Run, name: str | None) -> Cluster:
 
 def measured(run: Run) -> Measured:
     """Return what earlier attempts of a Run tell about the rest of it."""
-    saves = [number(event.get("seconds")) for event in read_records(run.events) if event.get("event") == "save"]
+    saves = [event for event in read_records(run.events) if event.get("event") == "save"][-SAVES_MEASURED:]
+    split, starts = read_split(run), len(read_beginnings(run, "pretrain"))
+
+    def slowest(key: str) -> float | None:
+        return max((value for save in saves if (value := number(save.get(key))) is not None), default=None)
+
     return Measured(
         step=max(0, newest_step(run)),
         tokens_per_s=tokens_per_second(read_metrics(run)),
-        save_seconds=max((value for value in saves[-SAVES_MEASURED:] if value is not None), default=None),
+        save_seconds=slowest("seconds"),
+        stall_seconds=slowest("stall_seconds"),
+        restart_seconds=split.startup / starts if split and starts else None,
     )
 
 

@@ -132,6 +132,11 @@ class Cluster(Section):
     max_restarts_without_progress: Annotated[
         int, Field(ge=1, le=1000, description="attempts in a row without a new step that stop the chain"), WHOLE
     ] = 2
+    node_mtbf_days: Annotated[
+        float,
+        Field(gt=0, le=1e6, description="days after which one node fails, on average; for the Plan's estimate"),
+        REAL,
+    ] = 150.0
     bad_node_hours: Annotated[
         float, Field(ge=0, le=10_000, description="hours for which a node that failed is left out"), REAL
     ] = 24.0

@@ -10,6 +10,7 @@ from pipeline import sizes
 from pipeline.cluster import Cluster
 from pipeline.config import Config
 from pipeline.errors import UserError
+from pipeline.ettr import Reliability
 from pipeline.flags import gpus_of, sbatch_flags, signal_lead
 from pipeline.launch import launch_file
 from pipeline.run import Run
@@ -18,6 +19,8 @@ from pipeline.slurm_time import time_seconds
 STAGES = ("tokenize", "pretrain", "evaluate", "inference")
 START_SECONDS = 120  # of a Segment that start-up is taken to cost when Segments are counted
 MOST_SEGMENTS = 1000
+REQUEUE_SECONDS = 120  # that Slurm holds a requeued Job back
+DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ class Measured:
 
     step: int = 0  # that the newest checkpoint holds
     tokens_per_s: float | None = None
-    save_seconds: float | None = None
+    save_seconds: float | None = None  # from the beginning of a save until it is on disk
+    stall_seconds: float | None = None  # of it, that training stood still
+    restart_seconds: float | None = None  # from the start of a job script to the first step
 
 
 def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | None = None) -> Plan:
@@ -195,7 +200,29 @@ def _derive_segments(config: Config, cluster: Cluster, measured: Measured) -> di
         derived["GPU-hours"] = (
             f"at most {hours:,.1f} = {segments} Segments x {pretrain.nodes} nodes x {gpus} GPUs x {pretrain.time}"
         )
-    return derived
+    return derived | _derive_reliability(config, cluster, measured)
+
+
+def _derive_reliability(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
+    """Estimate what failures will cost, and how often to save because of them; needs a measured speed."""
+    if not measured.tokens_per_s:
+        return {}
+    pretrain = config.pretrain
+    step = sizes.tokens_per_step(config) / measured.tokens_per_s
+    days = cluster.node_mtbf_days / pretrain.nodes
+    restart = (measured.restart_seconds or START_SECONDS) + REQUEUE_SECONDS
+    reliability = Reliability(days * DAY, measured.stall_seconds or 0.1, restart, measured.save_seconds or 0.0)
+    share = reliability.share(pretrain.save_interval * step)
+    best = max(1, round(reliability.best_interval() / step))
+    left = _seconds_left(config, measured)
+    return {
+        "failures": f"one in {days:,.1f} days = node_mtbf_days {cluster.node_mtbf_days:g} / {pretrain.nodes} nodes; "
+        f"each costs {restart:,.0f} s of restart and the steps since the last save",
+        "effective time": f"{share:.2%} with save_interval {pretrain.save_interval}; best is every {best:,} steps "
+        f"({reliability.share(best * step):.2%})",
+        "days left": f"{left / DAY / max(share, 1e-9):,.2f} = {left / DAY:,.2f} of training / {share:.2%}, "
+        "queue not counted",
+    }
 
 
 def gpu_hours(config: Config, cluster: Cluster, plan: Plan) -> float:

@@ -127,6 +127,14 @@ def test_segments_are_counted_by_the_measured_speed() -> None:
     assert [job.name for job in plan_of(cluster=SITE, measured=nearly, **steps).jobs][1] == "pretrain"
 
 
+def test_what_failures_cost_is_estimated_from_what_was_measured() -> None:
+    measured = Measured(tokens_per_s=1e5, save_seconds=30.0, stall_seconds=0.5, restart_seconds=180.0)
+    derived = plan_of(cluster=SITE, measured=measured, nodes=100, nproc_per_node=8, global_batch_size=800).derived
+    assert derived["failures"].startswith("one in 1.5 days = node_mtbf_days 150 / 100 nodes; each costs 300 s")
+    assert "best is every" in derived["effective time"]
+    assert "queue not counted" in derived["days left"]
+
+
 def test_the_warning_comes_earlier_where_saves_are_slow() -> None:
     slow = plan_of(cluster=SITE, measured=Measured(save_seconds=200.0)).jobs[1].command
     assert "--signal=B:USR2@600" in slow

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from private_slurm import PrivateSlurm
@@ -19,6 +20,7 @@ from pipeline.run import Run
 
 PROJECT = Path(__file__).resolve().parents[2]
 STEPS = 60
+Record = dict[str, Any]
 
 CONFIG = """\
 name: {name}
@@ -78,15 +80,15 @@ class Chain:
             with self.run.launch("pretrain").open("a") as file:
                 file.write(f"export PIPELINE_INJECT='rank=0,step=1,do=slow,seconds={slow}'\n")
 
-    def status(self) -> dict:
-        return json.loads(subprocess.run(
-            self.command("status", self.run.root, "--json"), env=self.environment, capture_output=True, text=True,
-            timeout=60, check=False,
-        ).stdout)  # fmt: skip
+    def status(self) -> Record:
+        words = self.command("status", self.run.root, "--json")
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        found: Record = json.loads(done.stdout)
+        return found
 
     def job(self, stage: str, segment: int = 0) -> str:
         jobs = read_json(self.run.jobs)["jobs"]
-        return [job["job_id"] for job in jobs if (job["stage"], job["segment"]) == (stage, segment)][-1]
+        return [str(job["job_id"]) for job in jobs if (job["stage"], job["segment"]) == (stage, segment)][-1]
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout: float = 120) -> None:
         deadline = time.monotonic() + timeout
@@ -98,13 +100,13 @@ class Chain:
     def wait_for_step(self, step: int, timeout: float = 120) -> None:
         self.wait_for(f"step {step}", lambda: any(row["step"] >= step for row in read_lines(self.run.metrics)), timeout)
 
-    def wait_for_state(self, state: str, timeout: float = 180) -> dict:
-        found: dict = {}
+    def wait_for_state(self, state: str, timeout: float = 180) -> Record:
+        found: Record = {}
 
         def reached() -> bool:
             found.update(self.status())
             assert found["state"] in (state, "pending", "running"), f"{found}\n{self.logs()}"
-            return found["state"] == state
+            return bool(found["state"] == state)
 
         self.wait_for(f"a Run that is {state}", reached, timeout)
         return found
@@ -117,7 +119,7 @@ class Chain:
         queue = self.slurm.run("squeue", "--states=all", check=False).stdout
         return "\n".join([*tails, queue, *(json.dumps(event) for event in read_lines(self.run.events))])
 
-    def events(self, kind: str) -> list[dict]:
+    def events(self, kind: str) -> list[Record]:
         return [event for event in read_lines(self.run.events) if event["event"] == kind]
 
     def result(self) -> dict[str, object]:
