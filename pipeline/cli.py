@@ -186,6 +186,19 @@ def resume(
 
 
 @app.command()
+def shell(
+    run: RunPath, limit: Annotated[str, typer.Option("--time", help="Time limit, as Slurm reads it.")] = "1:00:00"
+) -> None:
+    """Open a shell on a node of a Run's cluster, with the same options, GPUs and environment as its training."""
+    from pipeline.config_load import load_run_config
+    from pipeline.run import Run
+    from pipeline.shell import open_shell
+
+    found = Run.open(run)
+    open_shell(found, load_run_config(found.config), limit)
+
+
+@app.command()
 def report(run: RunPath) -> None:
     """Write report.html of a Run as it is now."""
     from pipeline.report import write_report

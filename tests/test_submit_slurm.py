@@ -225,3 +225,22 @@ def test_gpus_beyond_a_node_are_refused_before_the_queue(site: Site) -> None:
     assert refused.returncode == 2
     assert "8 GPUs" in refused.stderr
     assert site.queue == {}
+
+
+def test_shell_asks_for_what_training_gets(site: Site) -> None:
+    site.submit("pretrain.nproc_per_node=2", "pretrain.micro_batch_size=1")
+    srun = site.folder / "bin" / "srun"
+    srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; echo "NCCL_DEBUG=$NCCL_DEBUG"\n')
+    srun.chmod(0o755)
+    said = site.verb("shell", site.run.root, "--time", "30").stdout.splitlines()
+    assert {"--pty", "--nodes=1", "--time=30", "--gres=gpu:h100:2", "--partition=gpu"} <= set(said)
+    assert said[-3:] == ["bash", "-i", "NCCL_DEBUG=WARN"]
+
+
+def test_shell_on_a_run_of_this_machine_says_that_any_will_do(micro: Path, pipeline: Pipeline, tmp_path: Path) -> None:
+    run = Run(tmp_path / "runs" / "micro")
+    run.root.mkdir(parents=True)
+    run.config.write_text(micro.read_text())
+    refused = pipeline("shell", run.root)
+    assert refused.returncode == 2
+    assert "--cluster FILE" in refused.stderr

@@ -90,12 +90,12 @@ class Chain:
         jobs = read_json(self.run.jobs)["jobs"]
         return [str(job["job_id"]) for job in jobs if (job["stage"], job["segment"]) == (stage, segment)][-1]
 
-    def wait_for(self, what: str, condition: Callable[[], object], timeout: float = 120) -> None:
+    def wait_for(self, what: str, condition: Callable[[], object], timeout: float = 120, pause: float = 0.2) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited {timeout:.0f} s for {what}\n{self.logs()}")
-            time.sleep(0.2)
+            time.sleep(pause)
 
     def wait_for_step(self, step: int, timeout: float = 120) -> None:
         self.wait_for(f"step {step}", lambda: any(row["step"] >= step for row in read_lines(self.run.metrics)), timeout)
@@ -108,7 +108,7 @@ class Chain:
             assert found["state"] in (state, "pending", "running"), f"{found}\n{self.logs()}"
             return bool(found["state"] == state)
 
-        self.wait_for(f"a Run that is {state}", reached, timeout)
+        self.wait_for(f"a Run that is {state}", reached, timeout, 2.0)
         return found
 
     def logs(self) -> str:
