@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Literal, NamedTuple
 
-from pipeline.errors import EXIT_USAGE, NotReadyError
 from pipeline.node_lists import expand_node_list
+from pipeline.slurm_errors import LOGIN_HINT, Answer, SlurmError, SlurmRefused, is_refusal, said_by
 from pipeline.slurm_jobs import (
     COLUMNS,
     SACCT_COLUMNS,
@@ -39,60 +40,6 @@ FOREIGN_NAMES = (
 ).split()
 
 JOB_ID = re.compile(r"([0-9]+)(;[^\s;]+)?")
-REFUSED = re.compile(
-    r"^((sbatch|scontrol|scancel): (error|fatal|unrecognized|invalid|ambiguous|option)|allocation failure)", re.M
-)
-NO_ANSWER = re.compile(
-    r"[Ss]ocket timed out|[Uu]nable to contact|[Cc]onnection (refused|reset|closed|timed out)|Zero Bytes|"
-    r"[Tt]ransport endpoint|temporarily (unavailable|unable)|[Cc]ommunication (connection )?failure|No route to host|"
-    r"[Uu]nable to establish|backup controller|Slurmctld.*(down|DOWN)|Broken pipe"
-)
-REMEDIES = [
-    (NO_ANSWER, "the controller does not answer; try again in a minute, and ask it: scontrol ping"),
-    (re.compile(r"[Mm]unge|authentication|[Pp]rotocol"), "check that munge runs here and that the clocks agree"),
-    (re.compile(r"[Pp]artition"), "see `sinfo -s`, and mend partition below sbatch"),
-    (
-        re.compile(r"[Aa]ccount|[Aa]ssociation"),
-        "see `sacctmgr show associations user=$USER`, and mend account below sbatch",
-    ),
-    (re.compile(r"[Qq]OS|[Qq]uality"), "see `sacctmgr show qos`, and mend qos below sbatch"),
-    (re.compile(r"generic resource|GRES|gres"), "see `sinfo -o '%P %G'`, and mend gpus_per_node, gpu_type or gpu_flag"),
-    (
-        re.compile(r"node configuration|[Mm]emory|--mem"),
-        "no node has that much; see `sinfo -o '%P %c %m %G'`, ask for less",
-    ),
-    (re.compile(r"unrecognized option|invalid option"), "mend the option below sbatch; see `sbatch --help`"),
-    (re.compile(r"[Tt]ime limit"), "see the limit in `sinfo -o '%P %l'`, and lower the stage's time"),
-    (re.compile(r"array"), "the array is too large; see MaxArraySize in `scontrol show config`"),
-    (
-        re.compile(r"submit limit|violates"),
-        "a limit of the account or QOS is reached; wait, or cancel Jobs",
-    ),
-]
-
-
-class SlurmError(NotReadyError):
-    """A command of Slurm's is missing, hangs or fails. `answer` is what it said."""
-
-    def __init__(self, words: Sequence[str], answer: str, remedy: str = "") -> None:
-        self.words, self.answer = list(words), answer.strip()
-        remedy = remedy or next((text for pattern, text in REMEDIES if pattern.search(answer)), "")
-        said = self.answer or "it said nothing"
-        super().__init__(f"{shlex.join(words)}\n{said}" + (f"\nWhat to do: {remedy}" if remedy else ""))
-
-
-class SlurmRefused(SlurmError):
-    """Slurm does not take the request as it is: asking again is no use."""
-
-    exit_code = EXIT_USAGE
-
-
-class Answer(NamedTuple):
-    """What a command said. `code` is None where it hung and was ended."""
-
-    code: int | None
-    output: str
-    talk: str
 
 
 class Partition(NamedTuple):
@@ -116,53 +63,64 @@ def clean_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's commands, run here, or by `prefix` elsewhere. `pauses` are the seconds between attempts to submit."""
+    """Slurm's commands, run here, or by `prefix` elsewhere.
+
+    `timeout` is the seconds that a command may take, `pauses` are those between attempts to submit.
+    """
 
     prefix: tuple[str, ...] = ()
     quoting: Literal["argv", "one-string"] = "argv"
+    timeout: float = 30
     pauses: tuple[float, ...] = (1, 4, 15, 30)
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that are really run."""
         if not self.prefix:
             return list(words)
-        words = ["env", *(f"--unset={name}" for name in FOREIGN_NAMES), "LC_ALL=C", *words]
+        words = ["env", *(word for name in FOREIGN_NAMES for word in ("-u", name)), "LC_ALL=C", *words]
         return [*self.prefix, *(words if self.quoting == "argv" else [shlex.join(words)])]
 
-    def ask(self, words: Sequence[str], timeout: float = 30, input: str | None = None) -> Answer:
+    def ask(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> Answer:
         """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""
-        try:
-            process = subprocess.Popen(
-                self.command(words), stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace",
-                env=clean_environment(), start_new_session=True,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise SlurmError(words, f"{self.command(words)[0]}: no such command here", _LOGIN_HINT) from None
-        except (OSError, ValueError) as error:  # ValueError: a NUL in a word
-            raise SlurmError(words, str(error)) from None
-        with process:
+        timeout = self.timeout if timeout is None else timeout
+        # Files, not pipes: what ssh leaves behind to share its connection would keep a pipe open for ever.
+        with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as talk:
+            given.write((input or "").encode())
+            given.seek(0)
             try:
-                output, talk = process.communicate(input, timeout)
-            except BaseException as error:
-                # It, and what it has started: they hold the pipes that would be waited for.
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
-                process.communicate()
-                return Answer(None, "", f"no answer within {timeout:g} seconds")
-        return Answer(process.returncode, output, talk)
+                process = subprocess.Popen(
+                    self.command(words), stdin=given, stdout=output, stderr=talk,
+                    env=clean_environment(), start_new_session=True,
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise SlurmError(words, f"{self.command(words)[0]}: no such command here", LOGIN_HINT) from None
+            except (OSError, ValueError) as error:  # ValueError: a NUL in a word
+                raise SlurmError(words, str(error)) from None
+            code: int | None = None
+            with process:
+                try:
+                    code = process.wait(timeout)
+                except subprocess.TimeoutExpired:
+                    talk.write(f"\nno answer within {timeout:g} seconds".encode())
+                finally:
+                    if code is None:  # also on Ctrl-C: it, and what it has started
+                        with suppress(ProcessLookupError):
+                            os.killpg(process.pid, signal.SIGKILL)
+            texts = []
+            for file in (output, talk):
+                file.seek(0)
+                texts.append(file.read().decode("utf-8", "replace"))
+        return Answer(code, *texts)
 
-    def run(self, words: Sequence[str], timeout: float = 30, input: str | None = None) -> str:
+    def run(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> str:
         """Run a command and return its output; SlurmError where it fails or hangs."""
         answer = self.ask(words, timeout, input)
         if answer.code == 0:
             return answer.output
         if self.prefix and answer.code == 127:
-            raise SlurmError(words, answer.talk or "no such command there", _LOGIN_HINT)
+            raise SlurmError(words, answer.talk or "no such command there", LOGIN_HINT)
         said = answer.talk or answer.output or f"it ended with exit code {answer.code}"
-        raise (SlurmRefused if _is_refusal(answer) else SlurmError)(words, said)
+        raise (SlurmRefused if is_refusal(answer) else SlurmError)(words, said)
 
     # Submitting
 
@@ -179,7 +137,7 @@ class Slurm:
             job_id = _job_id(answer)
             if job_id is not None:
                 return job_id
-            if _is_refusal(answer):
+            if is_refusal(answer):
                 raise SlurmRefused(words, answer.talk)
             time.sleep(pause or 0)
             try:
@@ -188,12 +146,12 @@ class Slurm:
                 # The Job may be there: to submit again would make two of them.
                 raise SlurmError(
                     words,
-                    f"{_said(answer)}\nand squeue, asked whether the Job is there after all: {error.answer}",
+                    f"{said_by(answer)}\nand squeue, asked whether the Job is there after all: {error.answer}",
                     "give the same command again when `scontrol ping` answers; it takes up what is there",
                 ) from error
             if found is not None:
                 return found
-        raise SlurmError(words, _said(answer))
+        raise SlurmError(words, said_by(answer))
 
     def test_only(self, flags: Sequence[str], script: str, args: Sequence[str] = ()) -> str:
         """Ask sbatch when the Job would start, and submit nothing; SlurmRefused where it could never."""
@@ -201,7 +159,7 @@ class Slurm:
         answer = self.ask(words)
         if answer.code == 0:
             return answer.talk.strip() or answer.output.strip()
-        raise (SlurmRefused if _is_refusal(answer) else SlurmError)(words, _said(answer))
+        raise (SlurmRefused if is_refusal(answer) else SlurmError)(words, said_by(answer))
 
     def find(self, tokens: Iterable[str]) -> dict[str, str]:
         """Return the ids of this user's Jobs whose comments are among `tokens`.
@@ -237,7 +195,7 @@ class Slurm:
                     break
                 found |= by_id(from_scontrol(answer.output), [job_id])
         except SlurmError as error:
-            why = f"squeue does not answer: {error.answer.splitlines()[0]}"
+            why = f"{error.words[0]} does not answer: {error.answer.splitlines()[0]}"
         missing = [job_id for job_id in ids if job_id not in found]
         with suppress(SlurmError):
             if missing:
@@ -252,7 +210,7 @@ class Slurm:
             return from_squeue(answer.output)
         if "Invalid job id" in answer.talk:  # what it says where it knows none of them
             return []
-        raise SlurmError(words, _said(answer))
+        raise SlurmError(words, said_by(answer))
 
     def hostnames(self, node_list: str) -> list[str]:
         """Write out a list of nodes as Slurm does; UserError for a broken one (of which scontrol makes something)."""
@@ -303,7 +261,7 @@ class Slurm:
         if ids:
             answer = self.ask(["scancel", *ids])
             if answer.code != 0 and not re.search(r"Invalid job id|already (completing|completed)", answer.talk):
-                raise SlurmError(["scancel", *ids], _said(answer))
+                raise SlurmError(["scancel", *ids], said_by(answer))
 
     def requeue(self, job_id: str) -> None:
         """Put a Job back into the queue; its script starts again from the top."""
@@ -322,24 +280,9 @@ class Slurm:
         self.run(["scontrol", "update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items())])
 
 
-_LOGIN_HINT = "load Slurm's commands (often: module load slurm), or write login in the cluster file"
-
-
 def _number(text: str) -> int:
     digits = re.match(r"[0-9]+", text)
     return int(digits[0]) if digits else 0
-
-
-def _said(answer: Answer) -> str:
-    said = "\n".join(text.strip() for text in (answer.talk, answer.output) if text.strip())
-    return said or f"it ended with exit code {answer.code} and said nothing"
-
-
-def _is_refusal(answer: Answer) -> bool:
-    """Tell whether Slurm looked at the request and does not take it, from what passes by itself."""
-    if not answer.code:
-        return False
-    return bool(REFUSED.search(answer.talk)) and not NO_ANSWER.search(answer.talk)
 
 
 def _job_id(answer: Answer) -> str | None:

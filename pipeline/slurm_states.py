@@ -95,7 +95,7 @@ REASONS = {
     "OutOfMemory": Reason("used more memory than it had asked for; raise mem, or lower micro_batch_size"),
 }
 PER_JOB = re.compile(r"(QOS|Assoc|Max|Grp)\w*PerJob\w*|(QOS|Assoc)Max\w*(Wall|MinutesPerJob)\w*|QOSMin\w*")
-LIMIT = re.compile(r"(QOS|Assoc|Max|Grp)\w*(Limit|Max|Min|Grp)\w*")
+LIMIT = re.compile(r"(QOS|Assoc|Max|Grp)[A-Z]")
 
 
 def explain_reason(reason: str) -> Reason:

@@ -1,0 +1,495 @@
+"""Slurm's commands, as they answer, fail, hang and lie; the commands here are small fakes on PATH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import EXIT_NOT_READY, EXIT_USAGE, UserError
+from pipeline.node_lists import expand_node_list
+from pipeline.slurm import Slurm
+from pipeline.slurm_errors import SlurmError, SlurmRefused
+from pipeline.slurm_jobs import COLUMNS, SlurmJob, from_squeue
+from pipeline.slurm_states import explain_reason, normal_state
+
+Fake = Callable[[str, str], None]
+SLURM = Slurm(timeout=20, pauses=(0, 0))
+HOSTILE = [
+    "a b",
+    "a'b",
+    '"',
+    "$(touch owned)",
+    "`touch owned`",
+    "a;touch owned",
+    "new\nline",
+    "-rf",
+    "*",
+    "é🦙",
+    "\\",
+    "",
+]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Return a function that puts a command on PATH; it runs in tmp_path and notes each of its calls in NAME.calls."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def write(name: str, body: str) -> None:
+        path = folder / name
+        path.write_text(f'#!/bin/bash\ncd {tmp_path}\necho "$*" >> {name}.calls\n{body}\n')
+        path.chmod(0o755)
+
+    for name in ("sbatch", "squeue", "scontrol", "sacct", "sinfo", "scancel"):  # never the machine's own
+        write(name, f"echo '{name}: not expected here' >&2; exit 1")
+    return write
+
+
+def calls(name: str) -> list[str]:
+    path = Path(f"{name}.calls")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def row(
+    job_id: str,
+    state: str,
+    *,
+    code: str = "0",
+    restarts: int = 0,
+    start: str = "N/A",
+    nodes: str = "",
+    reason: str = "None",
+) -> str:
+    """Write a line as squeue does for our columns: padded, each followed by `|`."""
+    whole = job_id.partition("_")[0]
+    cells = (whole, job_id, state, code, str(restarts), "9:57", "10:00", start, nodes, reason)
+    return "".join(f"{cell:<12}|" for cell in cells)
+
+
+def squeue_of(*rows: str) -> str:
+    return "cat <<'END'\n" + "\n".join(rows) + "\nEND"
+
+
+# Submitting
+
+
+@pytest.mark.parametrize("reply", ["101", "101;cluster", "Welcome to this cluster\n101", "  101  ", "101\n\nbye"])
+def test_b23_an_id_is_a_whole_line(fake: Fake, reply: str) -> None:
+    fake("sbatch", f"echo 'sbatch: warning: can not run 1 processes on 2 nodes' >&2; echo '{reply}'")
+    assert SLURM.submit(["--hold"], "x.sbatch", ["runs/x"], "token") == "101"
+    assert calls("sbatch") == ["--parsable --comment=token --hold x.sbatch runs/x"]
+
+
+@pytest.mark.parametrize("reply", ["", "Submitted batch job 101", "job 101", "1e3", "101;", "101\n102", "101;a b"])
+def test_b23_anything_else_is_no_id_and_said_as_it_is(fake: Fake, reply: str) -> None:
+    fake("sbatch", f"printf %s '{reply}'")
+    fake("squeue", "")
+    with pytest.raises(SlurmError) as error:
+        SLURM.submit([], "x.sbatch", [], "token")
+    assert (reply.strip() or "said nothing") in str(error.value)
+    assert error.value.exit_code == EXIT_NOT_READY
+    assert len(calls("sbatch")) == 3  # bounded
+
+
+TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+
+
+def test_sl_12_f16_a_job_that_was_taken_in_silence_is_adopted(fake: Fake) -> None:
+    fake("sbatch", f"echo '11|PENDING|run|a token' >> queue; {TIMED_OUT}")
+    fake("squeue", "cat queue")
+    assert SLURM.submit([], "x.sbatch", [], "run|a token") == "11"
+    assert len(calls("sbatch")) == 1
+
+
+def test_f16_a_job_that_was_not_taken_is_submitted_again(fake: Fake) -> None:
+    fake("sbatch", f"[[ -e tried ]] && {{ echo 12; exit; }}; touch tried; {TIMED_OUT}")
+    fake("squeue", "echo '11|RUNNING|another'")
+    assert SLURM.submit([], "x.sbatch", [], "token") == "12"
+    assert len(calls("sbatch")) == 2
+
+
+def test_f16_nothing_is_submitted_twice_while_nobody_can_say_whether_it_is_there(fake: Fake) -> None:
+    fake("sbatch", TIMED_OUT)
+    fake("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    with pytest.raises(SlurmError, match="give the same command again") as error:
+        SLURM.submit([], "x.sbatch", [], "token")
+    assert "Socket timed out" in str(error.value)
+    assert "Unable to contact" in str(error.value)
+    assert len(calls("sbatch")) == 1
+
+
+def test_f16_an_sbatch_that_hangs_is_ended_with_its_children_and_the_job_found(fake: Fake, tmp_path: Path) -> None:
+    fake("sbatch", "echo '13|PENDING|token' > queue; sleep 300 & echo $! > child; wait")
+    fake("squeue", "cat queue")
+    assert Slurm(timeout=1, pauses=(0,)).submit([], "x.sbatch", [], "token") == "13"
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
+            return
+        time.sleep(0.05)
+    pytest.fail("the child of the command that hung is alive")
+
+
+REFUSALS = {
+    "Batch job submission failed: Invalid partition name specified": "mend partition",
+    "Batch job submission failed: Invalid account or account/partition combination specified": "`sinfo -s`",
+    "Batch job submission failed: Invalid generic resource (gres) specification": "gpus_per_node, gpu_type or gpu_flag",
+    "Batch job submission failed: Requested node configuration is not available": "ask for less",
+    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit)": "qos",
+}
+
+
+@pytest.mark.parametrize("text", REFUSALS)
+def test_a_refusal_is_final_and_comes_with_command_text_and_remedy(fake: Fake, text: str) -> None:
+    fake("sbatch", f"echo 'sbatch: error: {text}' >&2; exit 1")
+    with pytest.raises(SlurmRefused) as error:
+        SLURM.submit(["--gres=gpu:h100:8"], "x.sbatch", [], "token")
+    message = str(error.value)
+    assert "--gres=gpu:h100:8" in message
+    assert text in message
+    assert REFUSALS[text] in message
+    assert error.value.exit_code == EXIT_USAGE
+    assert len(calls("sbatch")) == 1
+
+
+def test_sl_14_only_the_gpu_option_that_the_site_takes_is_taken(fake: Fake) -> None:
+    fake("sbatch", "[[ $* = *--gpus-per-node=8* ]] && { echo 5; exit; }\n"
+         "echo 'sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification' >&2; exit 1")  # fmt: skip
+    assert SLURM.submit(["--gpus-per-node=8"], "x.sbatch", [], "a") == "5"
+    with pytest.raises(SlurmRefused, match="gpu_flag"):
+        SLURM.submit(["--gres=gpu:8"], "x.sbatch", [], "b")
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_hostile_words_arrive_as_they_are(fake: Fake, tmp_path: Path, word: str) -> None:
+    fake("sbatch", r"printf '%s\0' " '"$@" > words; echo 1')
+    slurms = [
+        SLURM,
+        Slurm(("env",)),
+        Slurm(("bash", "-c"), "one-string"),
+        Slurm(("bash", "-c", 'bash -c "$0"'), "one-string"),
+    ]
+    for slurm in slurms:
+        slurm.submit([f"--job-name={word}"], f"{word}/x.sbatch", [word], f"t {word}")
+        words = (tmp_path / "words").read_bytes().decode().split("\0")[:-1]
+        assert words == ["--parsable", f"--comment=t {word}", f"--job-name={word}", f"{word}/x.sbatch", word]
+    assert not (tmp_path / "owned").exists()
+
+
+def test_one_string_is_one_word_after_the_prefix() -> None:
+    command = Slurm(("su", "-", "user", "-c"), "one-string").command(["squeue", "-o", "%i|%T"])
+    assert command[:4] == ["su", "-", "user", "-c"]
+    assert len(command) == 5
+    assert command[4].endswith("LC_ALL=C squeue -o '%i|%T'")
+
+
+def test_test_only_tells_when_and_what_could_never_be(fake: Fake) -> None:
+    fake("sbatch", "echo 'sbatch: Job 9 to start at 2026-01-01T00:00:00 using 8 processors on nodes n1' >&2")
+    assert "to start at 2026" in SLURM.test_only(["-N2"], "x.sbatch", ["runs/x"])
+    assert calls("sbatch") == ["--test-only -N2 x.sbatch runs/x"]
+    fake("sbatch", "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1")
+    with pytest.raises(SlurmRefused):
+        SLURM.test_only(["-N2"], "x.sbatch")
+
+
+def test_tokens_are_found_by_one_call_and_only_whole(fake: Fake) -> None:
+    fake(
+        "squeue",
+        squeue_of("7|COMPLETED|a", "8|COMPLETED|a", "9|PENDING|b", "10|RUNNING|b", "11|RUNNING|bb", "12|RUNNING|c|d"),
+    )
+    assert SLURM.find(["a", "b", "c|d", "e"]) == {"a": "8", "b": "9", "c|d": "12"}
+    assert len(calls("squeue")) == 1
+
+
+def test_a_missing_command_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmError, match=r"sbatch: no such command here\nWhat to do: load Slurm's commands"):
+        SLURM.submit([], "x.sbatch", [], "token")
+    assert not SLURM.ping()
+
+
+def test_sl_05_b39_no_command_sees_what_a_parent_job_or_a_shell_has_set(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = {
+        "SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "2000", "SBATCH_PARTITION": "debug", "SLURM_EXPORT_ENV": "NONE",
+        "SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "PD", "SACCT_FORMAT": "x", "PMI_RANK": "1", "PMIX_X": "1",
+    }  # fmt: skip
+    for name, value in {**foreign, "SLURM_CONF": "/etc/ours.conf", "HOME": "/home/x", "LC_ALL": "de_DE"}.items():
+        monkeypatch.setenv(name, value)
+    fake("squeue", "env > environment")
+    for slurm in (SLURM, Slurm(("env",))):
+        slurm.find(["x"])
+        lines = (tmp_path / "environment").read_text().splitlines()
+        assert not [line for line in lines if line.partition("=")[0] in foreign]
+        assert {"SLURM_CONF=/etc/ours.conf", "HOME=/home/x", "LC_ALL=C"} <= set(lines)
+
+
+# Looking
+
+
+def test_sl_10_all_jobs_are_read_by_one_call_without_free_text(fake: Fake) -> None:
+    fake(
+        "squeue",
+        squeue_of(
+            row("1", "RUNNING", nodes="n[1-2]"),
+            row("2", "PENDING", reason="Priority", start="2026-01-01T00:00:00"),
+            "my run|x",
+        ),
+    )
+    found = SLURM.jobs(["1", "2"])
+    assert (found["1"].state, found["1"].nodes, found["1"].time_left, found["1"].source) == (
+        "running",
+        "n[1-2]",
+        597,
+        "squeue",
+    )
+    assert (
+        found["2"].explain()
+        == "waits for Jobs of higher priority; nothing to do; Slurm expects to start it at 2026-01-01T00:00:00"
+    )
+    (call,) = calls("squeue")
+    assert call == f"-h --states=all -j 1,2 -O {COLUMNS}"
+    assert not {"Name", "Comment", "Command", "WorkDir"} & {column.partition(":")[0] for column in COLUMNS.split(",")}
+    assert calls("scontrol") == calls("sacct") == []
+
+
+def test_status_of_a_hundred_jobs_is_one_call(fake: Fake) -> None:
+    ids = [str(number) for number in range(1, 101)]
+    fake("squeue", squeue_of(*(row(job_id, "PENDING", reason="Dependency") for job_id in ids)))
+    assert {job.state for job in SLURM.jobs(ids).values()} == {"pending"}
+    assert len(calls("squeue")) == 1
+
+
+def test_what_squeue_has_forgotten_scontrol_and_then_sacct_are_asked(fake: Fake) -> None:
+    fake("squeue", squeue_of(row("1", "RUNNING")))
+    fake("scontrol", "[[ $* = *' 2' ]] && echo 'JobId=2 JobName=x JobState=FAILED Reason=NonZeroExitCode Restarts=1 ExitCode=7:0 "
+         "Command=/a JobState=COMPLETED ExitCode=0:0' && exit; echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")  # fmt: skip
+    fake("sacct", "echo '3|COMPLETED|0:0|01:00:00|n1'")
+    found = SLURM.jobs(["1", "2", "3", "4"])
+    assert [found[job_id].source for job_id in "1234"] == ["squeue", "scontrol", "sacct", "none"]
+    assert (found["2"].state, found["2"].exit_code, found["2"].restarts) == ("failed", 7, 1)
+    assert found["3"].success
+    assert found["4"].state == "unknown"
+    assert "neither squeue nor scontrol nor sacct" in found["4"].explain()
+    assert calls("sacct") == ["-n -X -P -j 3,4 -o JobID,State,ExitCode,Timelimit,NodeList"]
+    assert [call.split()[-1] for call in calls("scontrol")] == ["2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "shown"),
+    [
+        ("COMPLETED", "1:0", "completed: its script ended with an error; see its log (exit code 1)"),
+        ("OUT_OF_MEMORY", "0:125", "out_of_memory: used more memory than it had asked for; raise mem, or lower micro_batch_size (signal 125)"),
+        ("CANCELLED by 1000", "0:0", "cancelled: cancelled"),
+        ("TIMEOUT", "0:15", "timeout: ran into its time limit (signal 15)"),
+        ("NODE_FAIL", "0:0", "node_fail: lost a node"),
+    ],
+)  # fmt: skip
+def test_sl_09_success_is_completed_with_0_and_0(fake: Fake, state: str, code: str, shown: str) -> None:
+    fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    fake("sacct", f"echo '5|{state}|{code}|01:00:00|n1'")
+    job = SLURM.jobs(["5"])["5"]
+    assert not job.success
+    assert job.ended
+    assert job.explain() == shown
+
+
+@pytest.mark.parametrize("answer", ["echo 'Slurm accounting storage is disabled' >&2; exit 1", "", "echo 'garbage'"])
+def test_sl_09_without_accounting_a_forgotten_job_is_unknown(fake: Fake, answer: str) -> None:
+    fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    fake("sacct", answer)
+    job = SLURM.jobs(["5"])["5"]
+    assert (job.state, job.source, job.success, job.ended) == ("unknown", "none", False, False)
+
+
+@pytest.mark.parametrize("answer", ["sleep 60", "exit 1", "echo 'a b c'", "echo '||||||||||'"])
+def test_f18_where_squeue_does_not_answer_as_it_should_nothing_is_made_up(fake: Fake, answer: str) -> None:
+    fake("squeue", answer)
+    job = SLURM.jobs(["5"], timeout=2)["5"]
+    assert (job.state, job.source, job.success) == ("unknown", "none", False)
+    assert job.explain()
+
+
+def test_an_array_is_as_far_as_the_least_of_its_tasks(fake: Fake) -> None:
+    def state_of(*rows: str) -> str:
+        fake("squeue", squeue_of(*rows))
+        return SLURM.jobs(["4"])["4"].state
+
+    done, bad = row("4_0", "COMPLETED"), row("4_1", "FAILED", code="256")
+    assert state_of(done, row("4_1", "RUNNING"), row("4_[2-3%1]", "PENDING")) == "running"
+    assert state_of(done, bad, row("4_[2-3]", "PENDING")) == "pending"
+    assert state_of(done, bad) == "failed"
+    assert state_of(done, row("4_1", "COMPLETED")) == "completed"
+    fake("squeue", squeue_of(done, bad))
+    found = SLURM.jobs(["4_0", "4_1"])
+    assert (found["4_0"].success, found["4_1"].exit_code) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("RUNNING", "running"), ("CANCELLED by 0", "cancelled"), ("CANCELLED+", "cancelled"), ("RH", "requeue_hold"),
+        ("SE", "requeue_hold"), ("SPECIAL_EXIT", "requeue_hold"), ("NODE_FAIL", "node_fail"), ("['RUNNING']", "running"),
+        ("['COMPLETING','RUNNING']", "completing"), ("OUT_OF_MEMORY", "out_of_memory"), ("CONFIGURING", "pending"),
+        ("", "unknown()"), ("FROBNICATED", "unknown(FROBNICATED)"), ("PD", "pending"), ("TO", "timeout"),
+    ],
+)  # fmt: skip
+def test_b24_sl_10_states(text: str, state: str) -> None:
+    assert normal_state(text) == state
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "stuck"),
+    [
+        ("DependencyNeverSatisfied", "blocked for ever", True),  # SL-01
+        ("Dependency", "waits for a Job before it", False),
+        ("Priority", "higher priority", False),
+        ("Resources", "until enough nodes are free", False),
+        ("BeginTime", "requeued is held for two minutes", False),
+        ("JobHeldUser", "scontrol release 5", True),
+        ("launch failed requeued held", "ask an administrator about that node", True),  # SL-16
+        ("launch_failed_requeued_held", "ask an administrator about that node", True),
+        ("PartitionTimeLimit", "lower the stage's time", True),
+        ("(ReqNodeNotAvail, UnavailableNodes:n[1-2])", "scontrol show reservation", False),
+        ("QOSMaxWallDurationPerJobLimit", "would wait for ever", True),
+        ("QOSMaxGRESPerUser", "a limit of the QOS or account is reached", False),
+        ("AssocGrpGRES", "a limit of the QOS or account is reached", False),
+        ("MaxCpuPerAccount", "a limit of the QOS or account is reached", False),
+        ("SomethingNew", "Slurm says SomethingNew", False),
+        ("None", "about to be looked at", False),
+    ],
+)  # fmt: skip
+def test_reasons_are_said_in_plain_words(reason: str, words: str, stuck: bool) -> None:
+    job = SlurmJob("5", "pending", "squeue", reason)
+    assert words in job.explain()
+    assert job.stuck is stuck
+    assert explain_reason(reason).stuck is stuck
+
+
+def test_sl_16_a_job_that_is_held_after_a_requeue_is_seen(fake: Fake) -> None:
+    fake("squeue", squeue_of(row("5", "REQUEUE_HOLD", restarts=3, reason="launch failed requeued held")))
+    job = SLURM.jobs(["5"])["5"]
+    assert (job.state, job.restarts, job.stuck, job.ended) == ("requeue_hold", 3, True, False)
+    assert "scontrol release 5" in job.explain()
+
+
+def test_sl_16_a_requeue_after_a_node_failure_is_not_the_end(fake: Fake) -> None:
+    fake("squeue", squeue_of(row("5", "PENDING", restarts=1, reason="BeginTime")))
+    assert not SLURM.jobs(["5"])["5"].ended
+
+
+def test_exit_codes_are_those_of_wait_or_pairs() -> None:
+    texts = {"1792": (7, 0), "9": (0, 9), "7:0": (7, 0), "0:15": (0, 15), "0": (0, 0), "": (0, 0)}
+    for text, expected in texts.items():
+        ((_, job),) = from_squeue(row("1", "FAILED", code=text))
+        assert (job.exit_code, job.signal) == expected
+
+
+# Nodes
+
+LISTS = {
+    "gpu[001-003,007]": "gpu001 gpu002 gpu003 gpu007",
+    "a-b[9-11]": "a-b9 a-b10 a-b11",
+    "n1,m[2-3]": "n1 m2 m3",
+    "r[1-2]n[01-02]": "r1n01 r1n02 r2n01 r2n02",
+    "login-1": "login-1",
+    "x[3]": "x3",
+    "slurm-worker-0": "slurm-worker-0",
+}
+BROKEN = [
+    "n[1-",
+    "",
+    " ",
+    "n[",
+    "n]",
+    "n[]",
+    "n[3-1]",
+    "n[a]",
+    "n[1-2",
+    "n1,,n2",
+    "n[0-99999999]",
+    "n[[1]]",
+    "-n",
+    "$(x)",
+    "n 1",
+]
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_sl_13_b22_node_lists_without_slurm(fake: Fake, text: str) -> None:
+    assert SLURM.hostnames(text) == LISTS[text].split()  # scontrol fails here
+
+
+@pytest.mark.skipif(shutil.which("scontrol") is None, reason="no Slurm is installed")
+@pytest.mark.parametrize("text", LISTS)
+def test_sl_13_ours_is_scontrols_own(tmp_path: Path, text: str) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=n1\n")
+    result = subprocess.run(
+        ["scontrol", "show", "hostnames", text],
+        capture_output=True, text=True, env={**os.environ, "SLURM_CONF": str(conf)}, check=True,
+    )  # fmt: skip
+    assert result.stdout.split() == LISTS[text].split()
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_b22_broken_lists_are_refused_whatever_scontrol_makes_of_them(fake: Fake, text: str) -> None:
+    fake("scontrol", "echo 'n]'")
+    with pytest.raises(UserError, match="is not a list of nodes"):
+        SLURM.hostnames(text)
+    with pytest.raises(UserError):
+        expand_node_list(text)
+
+
+def test_scontrol_has_the_last_word_on_names(fake: Fake) -> None:
+    fake("scontrol", "printf 'n1\\nn2\\n'")
+    assert SLURM.hostnames("n[1-2]") == ["n1", "n2"]
+    assert calls("scontrol") == ["show hostnames n[1-2]"]
+
+
+# The cluster, and changes
+
+
+def test_partitions_and_limits(fake: Fake) -> None:
+    fake("sinfo", "echo 'main*|up|1-00:00:00|3|8+|8000+|gpu:h100:4(S:0-1)'; echo 'old|inact|infinite|1|4|100|(null)'")
+    fake(
+        "scontrol", "printf 'Configuration data\\nMaxArraySize            = 1001\\nKillWait                = 30 sec\\n'"
+    )
+    main, old = SLURM.partitions()
+    assert main == ("main", True, True, "1-00:00:00", 3, 8, 8000, "gpu:h100:4(S:0-1)")
+    assert (old.is_up, old.gres, old.time_limit) == (False, "", "infinite")
+    assert (SLURM.max_array_size(), SLURM.kill_wait()) == (1001, 30)
+
+
+def test_changes_are_the_words_that_slurm_wants(fake: Fake) -> None:
+    fake("scontrol", "")
+    fake("scancel", "echo 'scancel: error: Kill job error on job id 2: Invalid job id specified' >&2; exit 1")
+    SLURM.requeue("1")
+    SLURM.hold("1")
+    SLURM.release("1")
+    SLURM.update("1", ExcNodeList="n[1-2]", Dependency="afterok:3")
+    SLURM.cancel(["3", "2", "1"])
+    SLURM.cancel([])
+    assert calls("scontrol") == [
+        "requeue 1",
+        "hold 1",
+        "release 1",
+        "update JobId=1 ExcNodeList=n[1-2] Dependency=afterok:3",
+    ]
+    assert calls("scancel") == ["3 2 1"]
+
+
+def test_a_cancel_that_did_not_happen_is_said(fake: Fake) -> None:
+    fake("scancel", "echo 'scancel: error: Kill job error on job id 2: Access/permission denied' >&2; exit 1")
+    with pytest.raises(SlurmError, match="permission denied"):
+        SLURM.cancel(["2"])
