@@ -24,7 +24,7 @@ REMEDIES = [
     (re.compile(r"[Mm]unge|authentication|[Pp]rotocol"), "check that munge runs here and that the clocks agree"),
     (
         re.compile(r"submit limit|violates"),
-        "a limit of the account or QOS is reached: wait, or cancel Jobs, or mend qos",
+        "a limit of the account or QOS is reached: wait, cancel Jobs, or mend qos",
     ),
     (re.compile(r"[Pp]artition"), "see `sinfo -s`, and mend partition below sbatch"),
     (
