@@ -27,7 +27,8 @@ from pipeline.owner import current, take
 from pipeline.plan import STAGES
 from pipeline.records import read_record
 from pipeline.run import Run
-from pipeline.slurm import Slurm, SlurmError
+from pipeline.slurm import Slurm
+from pipeline.slurm_errors import SlurmError
 from pipeline.slurm_time import time_seconds
 from pipeline.submit import read_cluster, read_jobs
 from pipeline.verdict import (
