@@ -21,6 +21,7 @@ from pipeline.slurm_jobs import (
     SACCT_COLUMNS,
     SlurmJob,
     by_id,
+    fields_of,
     from_sacct,
     from_scontrol,
     from_squeue,
@@ -252,6 +253,24 @@ class Slurm:
     def kill_wait(self) -> int:
         """Return KillWait: the seconds between the signals TERM and KILL."""
         return _number(self.config().get("KillWait", "")) or 30
+
+    def version(self, name: str) -> str:
+        """Return what a command says its version is."""
+        return self.run([name, "--version"], 10).strip()
+
+    def partition(self, name: str) -> dict[str, str]:
+        """Return the settings of a partition: `GraceTime`: `0`."""
+        return fields_of(self.run(["scontrol", "-o", "show", "partition", name]).strip())
+
+    def accounts(self) -> list[str]:
+        """List this user's accounts; SlurmError where there is no accounting to ask."""
+        user = self.run(["id", "-un"]).strip()
+        words = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user}", "format=Account"]
+        return list(dict.fromkeys(self.run(words).split()))
+
+    def srun_knows(self, option: str) -> bool:
+        """Tell whether srun has an option: those of plugins are only there where the plugin is loaded."""
+        return f"--{option}" in self.run(["srun", "--help"], 10)
 
     # Changing
 

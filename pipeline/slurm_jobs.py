@@ -136,7 +136,7 @@ def from_scontrol(text: str) -> list[tuple[str, SlurmJob]]:
     """Read `scontrol -o show job`: one line a Job or task of an array."""
     found = []
     for line in text.splitlines():
-        fields = _fields(line)
+        fields = fields_of(line)
         if not fields.get("JobId", "").isdecimal():
             continue
         whole, task = fields.get("ArrayJobId", fields["JobId"]), fields.get("ArrayTaskId")
@@ -152,7 +152,7 @@ def from_scontrol(text: str) -> list[tuple[str, SlurmJob]]:
     return found
 
 
-def _fields(line: str) -> dict[str, str]:
+def fields_of(line: str) -> dict[str, str]:
     """Split `Key=value Key=value`; of a key that a path or a comment repeats further on, the first counts."""
     fields: dict[str, str] = {}
     keys = list(FIELD.finditer(line))

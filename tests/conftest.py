@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes import fake as fake  # a fixture
 
 PROJECT = Path(__file__).resolve().parent.parent
 

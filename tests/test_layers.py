@@ -71,3 +71,12 @@ def test_no_word_of_a_shell_is_given_to_the_container() -> None:
     for path in [*(PACKAGE / "lm").glob("*.py"), *(PACKAGE / "stages").glob("*.py")]:
         text = path.read_text(encoding="utf-8")
         assert "subprocess" not in text, f"{path} starts a process: Slurm's commands are not in the image"
+
+
+def test_one_module_calls_slurms_commands() -> None:
+    """`sbatch` and `srun` are also words of a Plan; the others would only be written to be run."""
+    commands = {"squeue", "scontrol", "scancel", "sinfo", "sacct", "sacctmgr", "sprio", "sshare"}
+    for path in CONTROL:
+        lists = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.List)]
+        first = {node.elts[0].value for node in lists if node.elts and isinstance(node.elts[0], ast.Constant)}
+        assert not first & commands or path.name == "slurm.py", f"{path.name} calls {first & commands}"

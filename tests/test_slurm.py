@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes import Fake, calls
 
 from pipeline.errors import EXIT_NOT_READY, EXIT_USAGE, UserError
 from pipeline.node_lists import expand_node_list
@@ -18,7 +18,6 @@ from pipeline.slurm_errors import SlurmError, SlurmRefused
 from pipeline.slurm_jobs import COLUMNS, SlurmJob, from_squeue
 from pipeline.slurm_states import explain_reason, normal_state
 
-Fake = Callable[[str, str], None]
 SLURM = Slurm(timeout=20, pauses=(0, 0))
 HOSTILE = [
     "a b",
@@ -34,29 +33,6 @@ HOSTILE = [
     "\\",
     "",
 ]
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Return a function that puts a command on PATH; it runs in tmp_path and notes each of its calls in NAME.calls."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-    def write(name: str, body: str) -> None:
-        path = folder / name
-        path.write_text(f'#!/bin/bash\ncd {tmp_path}\necho "$*" >> {name}.calls\n{body}\n')
-        path.chmod(0o755)
-
-    for name in ("sbatch", "squeue", "scontrol", "sacct", "sinfo", "scancel"):  # never the machine's own
-        write(name, f"echo '{name}: not expected here' >&2; exit 1")
-    return write
-
-
-def calls(name: str) -> list[str]:
-    path = Path(f"{name}.calls")
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def row(
