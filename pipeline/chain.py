@@ -48,13 +48,7 @@ def request(words: Sequence[str], cluster: str | None, only: str | None) -> Requ
     """Read `[CONFIG or RUN] [key.path=value ...]`; all mistakes come to light here, before anything is written."""
     if only is not None and only not in STAGES:
         raise UserError(f"--only {only}: no such stage; the stages are {', '.join(STAGES)}")
-    words = list(words)
-    path = Path(words.pop(0)) if words and _is_path(words[0]) else DEFAULT_CONFIG
-    if surplus := [word for word in words if "=" not in word]:
-        raise UserError(
-            f"{surplus[0]}: after the config only key.path=value is understood, such as pretrain.max_steps=500"
-        )
-    config = _load(path, words)
+    config = read_config(words)
     run = run_of(config)
     check_config(run, config)
     place = _cluster_of(run, cluster)
@@ -62,6 +56,17 @@ def request(words: Sequence[str], cluster: str | None, only: str | None) -> Requ
     if only is not None:
         plan = replace(plan, jobs=[job for job in plan.jobs if job.stage == only])
     return Request(config, run, place, plan)
+
+
+def read_config(words: Sequence[str]) -> Config:
+    """Read `[CONFIG or RUN] [key.path=value ...]`; ConfigError with all mistakes at once."""
+    words = list(words)
+    path = Path(words.pop(0)) if words and _is_path(words[0]) else DEFAULT_CONFIG
+    if surplus := [word for word in words if "=" not in word]:
+        raise UserError(
+            f"{surplus[0]}: after the config only key.path=value is understood, such as pretrain.max_steps=500"
+        )
+    return _load(path, words)
 
 
 def _cluster_of(run: Run, name: str | None) -> Cluster:

@@ -208,6 +208,41 @@ def report(run: RunPath) -> None:
 
 
 @app.command()
+def init(
+    cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster file.")] = False,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Without it: cluster.yaml.")] = None,
+) -> None:
+    """Write a cluster file from what the Slurm that answers here says about itself: init --cluster [FILE]."""
+    from pipeline.hints import command
+    from pipeline.init_cluster import DEFAULT_FILE, init_cluster
+    from pipeline.slurm import Slurm
+
+    if not cluster:
+        raise UserError(f"init writes a cluster file; write: {command('init', '--cluster', file or DEFAULT_FILE)}")
+    path = file or DEFAULT_FILE
+    init_cluster(path, Slurm())
+    print(f"{path} is written. Look through it, then have it checked:\n  {command('doctor', '--cluster', path)}")
+
+
+@app.command()
+def doctor(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> int:
+    """Check a cluster from here, and a config against it: doctor [CONFIG] --cluster FILE."""
+    from pipeline import chain
+    from pipeline import doctor as doctors
+    from pipeline.cluster import open_cluster
+
+    if cluster is None:
+        raise UserError("doctor needs a cluster file; write: doctor --cluster FILE")
+    config = chain.read_config(what) if what else None
+    checks, code = doctors.doctor(open_cluster(cluster, sys.executable), config)
+    if as_json:
+        emit(json.dumps(doctors.to_json(checks), indent=2))
+    else:
+        doctors.print_checks(checks, Console(highlight=False))
+    return code
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of a config file, for editors."""
     from pipeline.config_docs import config_schema
