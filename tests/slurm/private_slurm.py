@@ -135,9 +135,10 @@ class PrivateSlurm:
     def _start_accounting(self) -> None:
         """Start a database that only its socket reaches, and slurmdbd."""
         data, socket = self.root / "db", self.root / "db.socket"
-        words = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--skip-test-db", "--skip-name-resolve",
-                 "--auth-root-authentication-method=normal"]  # fmt: skip
-        subprocess.run(words, env=self.env, stdout=subprocess.DEVNULL, timeout=120, check=True)
+        self.run(
+            "mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--skip-test-db", "--force",
+            "--skip-name-resolve", "--auth-root-authentication-method=normal", timeout=120,
+        )  # fmt: skip
         self.processes.start(
             "mariadbd", "mariadbd", "--no-defaults", f"--datadir={data}", "--user=root", f"--socket={socket}",
             "--skip-networking", f"--pid-file={self.root}/mariadbd.pid", "--innodb-buffer-pool-size=64M",
