@@ -119,10 +119,9 @@ class PrivateSlurm:
         self.processes.wait_for("munged", (munge / "socket").exists)
         if self.accounting:
             self._start_accounting()
-        self.processes.start("slurmctld", "slurmctld", "-D", host=CONTROLLER)
+        self.start_controller()
         for node in self.nodes:
             self._start_slurmd(node)
-        self.processes.wait_for("slurmctld", lambda: self.run("scontrol", "ping", check=False).returncode == 0)
         used = self.run("scontrol", "show", "config").stdout
         if not re.search(rf"^SLURM_CONF\s*= {re.escape(str(self.root))}/slurm.conf$", used, re.MULTILINE):
             raise SlurmError("Slurm's commands read another slurm.conf than ours")
@@ -223,6 +222,15 @@ class PrivateSlurm:
         self._start_slurmd(name)
         self.wait_for_node(name, 60)
 
+    def stop_controller(self) -> None:
+        """Stop slurmctld: jobs run on, but no command of Slurm is answered."""
+        self.processes.kill("slurmctld", signal.SIGTERM, 30)
+
+    def start_controller(self) -> None:
+        """Start slurmctld and wait until it answers; it knows what it knew when it was stopped."""
+        self.processes.start("slurmctld", "slurmctld", "-D", host=CONTROLLER)
+        self.processes.wait_for("slurmctld", lambda: self.run("scontrol", "ping", check=False).returncode == 0)
+
     def pids_on(self, node: str) -> list[int]:
         """List the processes on a node that are not slurmd: the jobs', and what Slurm runs for each step."""
         slurmd = self.processes.known[f"slurmd.{node}"].pid
@@ -230,6 +238,8 @@ class PrivateSlurm:
 
     def reset(self) -> None:
         """Make it as good as new for the next test: no jobs, no processes of jobs, all nodes idle."""
+        if not self.processes.alive("slurmctld"):
+            self.start_controller()
         self.run("scancel", "--user=root", "--quiet", "--full", "--signal=KILL", check=False)
         self.run("scancel", "--user=root", "--quiet", check=False)
         for node in self.nodes:
