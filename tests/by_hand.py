@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import MICRO, PROJECT, environment
+from micro import MICRO, PROJECT, environment
 
 from pipeline.chain import request
 from pipeline.files import read_json, read_lines

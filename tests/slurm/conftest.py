@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,8 @@ from private_slurm import PrivateSlurm
 from slurm_packages import reason
 
 LIMIT = 300  # seconds for a test; the waits in it have limits of their own and say what they waited for
+TOTAL = 1800  # seconds for all; what has not begun by then fails
+BEGIN = time.monotonic()
 NOTES = pytest.StashKey[list[str]]()
 
 
@@ -42,6 +45,9 @@ def root() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def bounded(request: pytest.FixtureRequest) -> Iterator[None]:
     """End a test that has run for too long, and leave nothing of it to the next one."""
+
+    if time.monotonic() - BEGIN > TOTAL:
+        pytest.fail(f"the tests on the private Slurm have run for {TOTAL} s")
 
     def too_long(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"{request.node.name} has run for {LIMIT} s")

@@ -119,10 +119,9 @@ class PrivateSlurm:
         self.processes.wait_for("munged", (munge / "socket").exists)
         if self.accounting:
             self._start_accounting()
-        self.processes.start("slurmctld", "slurmctld", "-D", host=CONTROLLER)
+        self.start_controller()
         for node in self.nodes:
             self._start_slurmd(node)
-        self.processes.wait_for("slurmctld", lambda: self.run("scontrol", "ping", check=False).returncode == 0)
         used = self.run("scontrol", "show", "config").stdout
         if not re.search(rf"^SLURM_CONF\s*= {re.escape(str(self.root))}/slurm.conf$", used, re.MULTILINE):
             raise SlurmError("Slurm's commands read another slurm.conf than ours")
@@ -135,9 +134,10 @@ class PrivateSlurm:
     def _start_accounting(self) -> None:
         """Start a database that only its socket reaches, and slurmdbd."""
         data, socket = self.root / "db", self.root / "db.socket"
-        words = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--skip-test-db", "--skip-name-resolve",
-                 "--auth-root-authentication-method=normal"]  # fmt: skip
-        subprocess.run(words, env=self.env, stdout=subprocess.DEVNULL, timeout=120, check=True)
+        self.run(
+            "mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--skip-test-db", "--force",
+            "--skip-name-resolve", "--auth-root-authentication-method=normal", timeout=120,
+        )  # fmt: skip
         self.processes.start(
             "mariadbd", "mariadbd", "--no-defaults", f"--datadir={data}", "--user=root", f"--socket={socket}",
             "--skip-networking", f"--pid-file={self.root}/mariadbd.pid", "--innodb-buffer-pool-size=64M",
@@ -222,6 +222,15 @@ class PrivateSlurm:
         self._start_slurmd(name)
         self.wait_for_node(name, 60)
 
+    def stop_controller(self) -> None:
+        """Stop slurmctld: jobs run on, but no command of Slurm is answered."""
+        self.processes.kill("slurmctld", signal.SIGTERM, 30)
+
+    def start_controller(self) -> None:
+        """Start slurmctld and wait until it answers; it knows what it knew when it was stopped."""
+        self.processes.start("slurmctld", "slurmctld", "-D", host=CONTROLLER)
+        self.processes.wait_for("slurmctld", lambda: self.run("scontrol", "ping", check=False).returncode == 0)
+
     def pids_on(self, node: str) -> list[int]:
         """List the processes on a node that are not slurmd: the jobs', and what Slurm runs for each step."""
         slurmd = self.processes.known[f"slurmd.{node}"].pid
@@ -229,6 +238,8 @@ class PrivateSlurm:
 
     def reset(self) -> None:
         """Make it as good as new for the next test: no jobs, no processes of jobs, all nodes idle."""
+        if not self.processes.alive("slurmctld"):
+            self.start_controller()
         self.run("scancel", "--user=root", "--quiet", "--full", "--signal=KILL", check=False)
         self.run("scancel", "--user=root", "--quiet", check=False)
         for node in self.nodes:

@@ -38,6 +38,8 @@ def reason(accounting: bool = False) -> str:
         return f"missing packages; as root: apt-get install {' '.join(packages)}"
     if os.geteuid() != 0:
         return "must be root: the nodes are namespaces with devices of their own, and slurmd starts jobs as their users"
+    if subprocess.run(["unshare", "--mount", "--uts", "true"], capture_output=True, timeout=30, check=False).returncode:
+        return "not allowed to make namespaces; a container needs the capability SYS_ADMIN for it (docker run --privileged)"
     return ""
 
 

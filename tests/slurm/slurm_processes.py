@@ -83,7 +83,7 @@ class Processes:
         """Start a daemon in the foreground, on a host if one is named, its output in log/NAME.out."""
         if host:
             # setns at once and not through a shell: the pid that we keep is the daemon's.
-            words = ("nsenter", f"--target={self.known[host].pid}", "--uts", "--mount", *words)
+            words = ("nsenter", f"--target={self.known[host].pid}", "--uts", "--mount", "--root", *words)
         with (self.folder / "log" / f"{name}.out").open("ab") as output:
             child = subprocess.Popen(
                 [*NICE, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.folder,

@@ -77,6 +77,36 @@ def test_without_append_a_requeue_loses_the_log(slurm: PrivateSlurm, tmp_path: P
     assert log.read_text() == "attempt 1\n"
 
 
+def test_a_job_requeues_itself_and_avoids_its_node(slurm: PrivateSlurm, tmp_path: Path) -> None:
+    # Refused while the job runs, the list of nodes to avoid is taken in the trap: a requeue sends TERM at once.
+    script = """
+        echo "on $(hostname)"
+        [[ -n ${SLURM_RESTART_COUNT-} ]] && exit 0
+        avoid() { scontrol update "jobid=$SLURM_JOB_ID" "excnodelist=$(hostname)" && echo "$1 avoided"; }
+        trap 'avoid later; exit 1' TERM
+        avoid at-once || echo refused
+        scontrol requeue "$SLURM_JOB_ID" & sleep 300 & wait; wait
+    """
+    job = slurm.submit(script, "--requeue", "--open-mode=append", "--nodes=1", f"--output={tmp_path}/log")
+    child = slurm.submit("true", f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes", "--output=/dev/null")
+    slurm.wait_for(job, "COMPLETED", timeout=60)
+    slurm.wait_for(child, "COMPLETED")  # a requeue is no failure, whatever the script's exit code was
+    text = (tmp_path / "log").read_text()
+    first, second = re.findall(r"on (n\d)", text)
+    assert first != second
+    assert "refused" in text
+    assert "later avoided" in text
+
+
+def test_no_requeue_means_no_requeue(slurm: PrivateSlurm) -> None:
+    job = slurm.submit("sleep 300", "--no-requeue", "--output=/dev/null")
+    slurm.wait_for(job, "RUNNING")
+    refused = slurm.run("scontrol", "requeue", job, check=False)
+    assert refused.returncode == 1
+    assert "Requested operation is presently disabled" in refused.stderr
+    assert slurm.job(job)["JobState"] == "RUNNING"
+
+
 def test_the_high_partition_requeues_a_job_of_main(slurm: PrivateSlurm, tmp_path: Path, note: Note) -> None:
     log = tmp_path / "log"
     script = """
@@ -181,6 +211,28 @@ def test_the_warning_reaches_the_shell_and_the_limit_ends_the_job(
         text = re.search(r"(warned|TERM) after \d+ s", (tmp_path / name).read_text())
         assert text
         note(f"{text[0]}, of a limit of 60 s{' and --signal=B:USR2@30' if name == 'heeds' else ''}")
+
+
+def test_a_limit_beyond_the_partitions_is_accepted_and_pends_for_ever(slurm: PrivateSlurm) -> None:
+    flags = ("--partition=short", "--time=3", "--output=/dev/null")
+    assert slurm.run("sbatch", "--test-only", *flags, "--wrap=true").returncode == 0
+    job = slurm.submit("true", *flags)
+    wait_until("the reason", lambda: slurm.job(job)["Reason"] == "PartitionTimeLimit", 15)
+    assert slurm.job(job)["JobState"] == "PENDING"
+
+
+def test_jobs_run_on_while_the_controller_is_away(slurm: PrivateSlurm, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    job = slurm.submit("echo begun; sleep 3; echo ended", f"--output={log}")
+    child = slurm.submit("true", f"--dependency=afterok:{job}", "--output=/dev/null")
+    wait_for_text(log, "begun")
+    slurm.stop_controller()
+    assert slurm.run("scontrol", "ping", check=False).returncode == 1
+    assert "Unable to contact slurm controller" in slurm.run("squeue", check=False).stderr
+    wait_for_text(log, "ended")
+    slurm.start_controller()
+    slurm.wait_for(job, "COMPLETED", timeout=60)
+    slurm.wait_for(child, "COMPLETED", timeout=60)
 
 
 def test_an_array_index_has_a_limit(slurm: PrivateSlurm) -> None:
