@@ -266,7 +266,7 @@ def test_what_squeue_has_forgotten_scontrol_and_then_sacct_are_asked(fake: Fake)
     [
         ("COMPLETED", "1:0", "completed: its script ended with an error; see its log (exit code 1)"),
         ("OUT_OF_MEMORY", "0:125", "out_of_memory: used more memory than it had asked for; raise mem, or lower micro_batch_size (signal 125)"),
-        ("CANCELLED by 1000", "0:0", "cancelled: cancelled"),
+        ("CANCELLED by 1000", "0:0", "cancelled: by a person or the chain"),
         ("TIMEOUT", "0:15", "timeout: ran into its time limit (signal 15)"),
         ("NODE_FAIL", "0:0", "node_fail: lost a node"),
     ],
