@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -193,6 +194,14 @@ def test_a_missing_command_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPa
     assert not SLURM.ping()
 
 
+def test_what_a_command_leaves_behind_is_not_waited_for(fake: Fake, tmp_path: Path) -> None:
+    fake("squeue", "echo '7|RUNNING|a'; sleep 300 & echo $! > child")  # as ssh does to share its connection
+    try:
+        assert Slurm(timeout=20).find(["a"]) == {"a": "7"}
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
 def test_sl_05_b39_no_command_sees_what_a_parent_job_or_a_shell_has_set(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +275,7 @@ def test_what_squeue_has_forgotten_scontrol_and_then_sacct_are_asked(fake: Fake)
     [
         ("COMPLETED", "1:0", "completed: its script ended with an error; see its log (exit code 1)"),
         ("OUT_OF_MEMORY", "0:125", "out_of_memory: used more memory than it had asked for; raise mem, or lower micro_batch_size (signal 125)"),
-        ("CANCELLED by 1000", "0:0", "cancelled: cancelled"),
+        ("CANCELLED by 1000", "0:0", "cancelled: by a person or the chain"),
         ("TIMEOUT", "0:15", "timeout: ran into its time limit (signal 15)"),
         ("NODE_FAIL", "0:0", "node_fail: lost a node"),
     ],
