@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -191,6 +192,14 @@ def test_a_missing_command_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPa
     with pytest.raises(SlurmError, match=r"sbatch: no such command here\nWhat to do: load Slurm's commands"):
         SLURM.submit([], "x.sbatch", [], "token")
     assert not SLURM.ping()
+
+
+def test_what_a_command_leaves_behind_is_not_waited_for(fake: Fake, tmp_path: Path) -> None:
+    fake("squeue", "echo '7|RUNNING|a'; sleep 300 & echo $! > child")  # as ssh does to share its connection
+    try:
+        assert Slurm(timeout=20).find(["a"]) == {"a": "7"}
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
 def test_sl_05_b39_no_command_sees_what_a_parent_job_or_a_shell_has_set(
