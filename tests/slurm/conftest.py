@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -68,15 +68,22 @@ def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 def pytest_configure() -> None:
-    """Turn SIGTERM into Ctrl-C, after which the fixtures are still torn down."""
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    """Turn SIGTERM into what Ctrl-C does, after which the fixtures are still torn down."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show what the controller wrote last under a test that failed."""
-    if report.failed:
-        for log in sorted(Path("/tmp").glob("slurm-*/log/slurmctld.log")):
-            report.sections.append((str(log), "\n".join(log.read_text(errors="replace").splitlines()[-30:])))
+    report = yield
+    for value in item.funcargs.values() if report.failed else ():
+        if isinstance(value, PrivateSlurm) and (log := value.root / "log" / "slurmctld.log").exists():
+            report.sections.append((log.name, "\n".join(log.read_text(errors="replace").splitlines()[-30:])))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
