@@ -7,6 +7,7 @@ container cannot. Their exit codes become the script's.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -46,8 +47,14 @@ from pipeline.verdict import (
 NOTHING_TO_DO = 100  # told to the script, which ends with 0
 ENDING_SECONDS = 90  # that another Job of this Run may take to end; Slurm's KillWait is 30 s by default
 EXCLUDE_SECONDS = 20
-OOM_TEXT = b"oom_kill"  # slurmstepd: error: Detected 1 oom_kill event in StepId=...
+OOM_TEXT = "oom_kill"  # slurmstepd: error: Detected 1 oom_kill event in StepId=...
 LOG_TAIL = 1_000_000  # bytes
+# The last line of a traceback, or what srun and bash say of a program that is not there.
+FIRST_ERROR = re.compile(
+    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*"
+    r"|.*: (?:No such file|command not found|[Pp]ermission denied).*)$",
+    re.M,
+)
 
 
 class Host:
@@ -203,21 +210,24 @@ class Host:
             print(f"{self.stage}: the report could not be written: {error}", file=sys.stderr)
 
     def _verdict(self, exit_status: int) -> dict[str, Any]:
-        record = read_verdict(self.run, self.job_id, self.number, exit_status, self.stage)
-        if record["verdict"] == CRASH and self._ran_out_of_memory():
+        record = read_verdict(self.run, self.job_id, self.number, self.stage, exit_status, from_srun=True)
+        log = self._log_tail() if record["verdict"] == CRASH else ""
+        if OOM_TEXT in log:
             key = "the cluster file's mem, or pretrain.micro_batch_size"
             record = record | {"verdict": OUT_OF_MEMORY, "reason": f"out of memory (Slurm's oom_kill); change {key}"}
+        elif (error := FIRST_ERROR.search(log)) and not self.run.verdict(self.job_id, self.number).is_file():
+            record = record | {"reason": f"{record['reason']}; first error in its log: {error[0].strip()[:300]}"}
         if not self.run.verdict(self.job_id, self.number).is_file():
             print(f"{record['verdict']}: {record['reason']}", file=sys.stderr)
         return record
 
-    def _ran_out_of_memory(self) -> bool:
+    def _log_tail(self) -> str:
         try:
             with self.run.log(self.stage, self.job_id, self.number).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL))
-                return OOM_TEXT in file.read()
+                return file.read().decode(errors="replace")
         except OSError:
-            return False
+            return ""
 
     def _warned(self, beginning: Beginning) -> str | None:
         """Return what warned this attempt; WARNED_EARLY where it was not its own time limit."""
@@ -338,7 +348,7 @@ def _holder_text(holder: dict[str, Any]) -> str:
 def local_end(run: Run, stage: str, job_id: str, number: int, exit_status: int) -> int:
     """Say how an attempt without Slurm ended: the local scheduler, or a person, decides what goes on."""
     await_owner(run, job_id, number, stage)
-    record = read_verdict(run, job_id, number, exit_status, stage)
+    record = read_verdict(run, job_id, number, stage, exit_status)
     if read_record(run.verdict(job_id, number)).get("stage") != stage:  # otherwise the stage has said it
         print(f"{record['verdict']}: {record['reason']}", file=sys.stderr)
         write_verdict(run, job_id, number, record["stage"], record["verdict"], record["reason"], record["step"])

@@ -122,7 +122,7 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console, i
         log=str(log.relative_to(run.root)),
     )  # fmt: skip
     timed_out = _watch(run, config, job, process, jobs, console, interrupts)
-    verdict = read_verdict(run, job.job_id, attempt, process.returncode)
+    verdict = read_verdict(run, job.job_id, attempt, job.stage, process.returncode)
     state = {COMPLETE: "completed", STOPPED: "stopped"}.get(verdict["verdict"], "failed")
     reason = f"the time limit of {job.time} was reached" if timed_out else verdict["reason"]
     jobs.update(job, state=state, reason="" if state == "completed" else reason, ended=time.time(), process=None)

@@ -51,11 +51,18 @@ def write_verdict(
 
 
 def read_verdict(
-    run: Run, job_id: str, attempt: int, exit_status: int | None = None, stage: str | None = None
+    run: Run,
+    job_id: str,
+    attempt: int,
+    stage: str | None = None,
+    exit_status: int | None = None,
+    *,
+    from_srun: bool = False,
 ) -> dict[str, Any]:
     """Return the verdict; where no rank could write one, it crashed, whatever its exit status says.
 
-    With `stage`, a verdict of another one does not count: preflight comes before pretrain in the same attempt.
+    With `stage`, another one's success does not count: preflight comes before pretrain in the same attempt. srun ends
+    with 143 also where it has killed the other tasks of one that failed, so its status does not tell of a stop.
     """
     record = read_json(run.verdict(job_id, attempt))
     if isinstance(record, dict) and record.get("verdict") in EXIT_CODES:
@@ -63,11 +70,11 @@ def read_verdict(
         if not passed:
             return record
     if run.warned(job_id, attempt).is_file():
-        return {"verdict": STOPPED, "reason": "stopped before the stage began", "stage": None, "step": None}
-    if exit_status in STOP_STATUS:
+        return {"verdict": STOPPED, "reason": "stopped before the stage began", "stage": stage, "step": None}
+    if exit_status in STOP_STATUS and not from_srun:
         reason = f"stopped by {STOP_STATUS[exit_status]} before the stage began"
-        return {"verdict": STOPPED, "reason": reason, "stage": None, "step": None}
-    return {"verdict": CRASH, "reason": _explain(exit_status), "stage": None, "step": None}
+        return {"verdict": STOPPED, "reason": reason, "stage": stage, "step": None}
+    return {"verdict": CRASH, "reason": _explain(exit_status), "stage": stage, "step": None}
 
 
 def verdict_since(run: Run, job_id: str, attempt: int, started: float) -> dict[str, Any] | None:

@@ -40,7 +40,11 @@ enter_allocation() {
     # The address by which Slurm reaches the node: its name need not resolve everywhere.
     MASTER_ADDR=$(scontrol -o show node "$node" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
     MASTER_ADDR=${MASTER_ADDR:-$node}
-    MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+    # Another for each Job and attempt: ranks that Slurm could not kill may still hold the last one's.
+    MASTER_PORT=$((20000 + (SLURM_JOB_ID + 997 * ATTEMPT) % 10000))
+    while (exec 3<>"/dev/tcp/$MASTER_ADDR/$MASTER_PORT") 2>/dev/null; do # someone listens there
+        MASTER_PORT=$((20000 + (MASTER_PORT + 1) % 10000))
+    done
     PIPELINE_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
     # What a job around this one may have asked for must not reach the steps.
     SLURM_EXPORT_ENV=ALL
