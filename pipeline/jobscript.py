@@ -166,6 +166,11 @@ class Host:
 
     def end(self, exit_status: int) -> int:
         """Settle the verdict, do what follows from it, return the script's exit code."""
+        if self._is_superseded():
+            print(
+                f"{self.stage}: another attempt has taken this one's place; nothing more is done here", file=sys.stderr
+            )
+            return EXIT_CODES["crash"]
         await_owner(self.run, self.job_id, self.number, self.stage)
         beginning = read_beginning(self.run, self.job_id, self.number) or Beginning(
             self.job_id, self.number, self.stage, self._nodes(), newest_step(self.run), time.time()
@@ -208,6 +213,21 @@ class Host:
             write_report(self.run)
         except Exception as error:  # a chain of weeks must not end as a failure because a picture could not be drawn
             print(f"{self.stage}: the report could not be written: {error}", file=sys.stderr)
+
+    def _is_superseded(self) -> bool:
+        """Tell whether this script lives on, on a node that Slurm has given up, beside a later attempt of its Job.
+
+        What it would do next, requeue or cancel, would hit that one.
+        """
+        _, holder = current(self.run.owner_of(self.stage))
+        if holder is not None and (holder.get("job_id"), holder.get("attempt")) != (self.job_id, self.number):
+            return True
+        try:
+            job = self.slurm.jobs([self.job_id])[self.job_id]
+        except SlurmError:
+            return False
+        # Slurm counts a restart when it requeues, and we may be ending because of that.
+        return job.restarts > self.number and job.state == "running"
 
     def _verdict(self, exit_status: int) -> dict[str, Any]:
         record = read_verdict(self.run, self.job_id, self.number, self.stage, exit_status, from_srun=True)
