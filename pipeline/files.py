@@ -26,33 +26,38 @@ def temporary_path(path: Path) -> Path:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary neighbour that becomes `path` (fsync, rename) if the body succeeds."""
+def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield a temporary neighbour that becomes `path` (fsync, rename) if the body succeeds.
+
+    Without `durable` it may be gone after a power loss, but is never seen torn by a reader.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
         yield temporary
-        fd = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        if durable:
+            fd = os.open(temporary, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    if durable:
+        fsync_folder(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Write `text` as UTF-8 so that readers see the old file or the new one, never a part."""
-    with atomic_path(path) as temporary:
+    with atomic_path(path, durable=durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write `value` as readable JSON, atomically; NaN is refused because JSON has none."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", durable=durable)
 
 
 def read_json(path: Path) -> Any:

@@ -145,7 +145,8 @@ class Submission:
         self._write()
 
     def _write(self) -> None:
-        write_json(self.run.jobs, {"scheduler": "slurm", "jobs": self.records})
+        """Write jobs.json. Not to the disk at once: after a power loss the queue is asked for our comments instead."""
+        write_json(self.run.jobs, {"scheduler": "slurm", "jobs": self.records}, durable=False)
 
 
 def _words(script: tuple[str, list[str]]) -> list[str]:
