@@ -26,6 +26,14 @@ class NotReadyError(UserError):
     exit_code = EXIT_NOT_READY
 
 
+class BadNodesError(NotReadyError):
+    """Preflight found nodes unfit; `nodes` names those to blame, so that the next attempt can go elsewhere."""
+
+    def __init__(self, message: str, nodes: list[str]) -> None:
+        super().__init__(message)
+        self.nodes = nodes
+
+
 class StorageError(UserError):
     """The disk is full, read-only or gone."""
 

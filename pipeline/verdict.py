@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline import errors
@@ -41,10 +42,19 @@ OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: 
 
 
 def write_verdict(
-    run: Run, job_id: str, attempt: int, stage: str | None, verdict: str, reason: str, step: int | None
+    run: Run,
+    job_id: str,
+    attempt: int,
+    stage: str | None,
+    verdict: str,
+    reason: str,
+    step: int | None,
+    *,
+    nodes: Sequence[str] = (),
 ) -> None:
-    """Record how attempt `attempt` of a Job ended."""
-    record = {"verdict": verdict, "reason": reason, "stage": stage, "step": step}
+    """Record how attempt `attempt` of a Job ended, and the nodes that are to blame for it."""
+    record: dict[str, Any] = {"verdict": verdict, "reason": reason, "stage": stage, "step": step}
+    record |= {"nodes": list(nodes)} if nodes else {}
     write_json(
         run.verdict(job_id, attempt), record | {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
     )

@@ -20,7 +20,7 @@ begin() {
         fi
     fi
     PIPELINE_STARTED=$(date +%s.%N) # start-up time is counted from here
-    export PIPELINE_JOB_ID=$JOB_ID PIPELINE_ATTEMPT=$ATTEMPT PIPELINE_STARTED
+    export PIPELINE_STAGE=$stage PIPELINE_JOB_ID=$JOB_ID PIPELINE_ATTEMPT=$ATTEMPT PIPELINE_STARTED
     # Set before the stage starts, so that a signal in its first second is not lost.
     trap 'warn TERM' TERM
     trap 'warn INT' INT
@@ -46,6 +46,8 @@ enter_allocation() {
         MASTER_PORT=$((20000 + (MASTER_PORT + 1) % 10000))
     done
     PIPELINE_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
+    # What Slurm has registered for the nodes, for preflight to compare with what is there.
+    sinfo -n "$SLURM_JOB_NODELIST" -o "%20N %10c %10m %25f %G" >"$run/attempts/$JOB_ID.$ATTEMPT.sinfo" 2>/dev/null || true
     # What a job around this one may have asked for must not reach the steps.
     SLURM_EXPORT_ENV=ALL
     export MASTER_ADDR MASTER_PORT PIPELINE_NODES SLURM_EXPORT_ENV

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
-from pipeline.errors import EXIT_DONE, EXIT_FAILED, UserError
+from pipeline.errors import EXIT_DONE, EXIT_FAILED, BadNodesError, UserError
 from pipeline.owner import NotOwnerError, belongs_to, check_owner, disown, owned, process_start
 from pipeline.run import Run
 from pipeline.stages.early import SIGNALS, STARTED, Stopped
@@ -41,6 +41,7 @@ class Attempt:
     number: int
     rank: int
     world_size: int = 1
+    part_of: str = ""  # the stage of the Job that this stage is a step of
 
     @classmethod
     def from_environment(cls, stage: str) -> Attempt:
@@ -50,6 +51,7 @@ class Attempt:
             int(os.environ.get("PIPELINE_ATTEMPT", "0")),
             int(os.environ.get("RANK", "0")),
             int(os.environ.get("WORLD_SIZE", "1")),
+            os.environ.get("PIPELINE_STAGE", stage),
         )
 
     @property
@@ -85,10 +87,11 @@ def poll(run: Run, attempt: Attempt) -> None:
         raise Stopped(reason)
 
 
-def run_stage(stage: str, body: Body, *, polls: bool = False) -> int:
+def run_stage(stage: str, body: Body, *, polls: bool = False, owns: bool = True) -> int:
     """Run `body(run, config, attempt)`, which returns the step it ended at, and return the exit code.
 
-    Stop signals raise Stopped in the body, unless it `polls` stop_reason itself.
+    Stop signals raise Stopped in the body, unless it `polls` stop_reason itself. One that writes none of the Run's
+    outputs need not own it.
     """
     if len(sys.argv) != 2:
         print(f"usage: python -m pipeline.stages.{stage} RUN", file=sys.stderr)
@@ -102,18 +105,18 @@ def run_stage(stage: str, body: Body, *, polls: bool = False) -> int:
         return body(Run.open(run.root), load_run_config(run.config), attempt)
 
     try:
-        with nullcontext() if polls else SIGNALS.raising(), _ownership(run, attempt):
-            code = _guarded(run, attempt, work)
+        with nullcontext() if polls else SIGNALS.raising(), _ownership(run, attempt) if owns else nullcontext():
+            code = _guarded(run, attempt, work, owns)
     except NotOwnerError as error:
         return _superseded(run, attempt, error)
     except BaseException as error:  # before there was an owner: a stop while waiting, or another owner
         code = _end_by(run, attempt, error, owner=False)
-    if attempt.world_size > 1 and code != EXIT_DONE:
-        _leave(code)  # the other ranks may be stuck in a collective: a clean shutdown would wait for them
+    if owns and attempt.world_size > 1 and code != EXIT_DONE:
+        leave(code)  # the other ranks may be stuck in a collective: a clean shutdown would wait for them
     return code
 
 
-def _guarded(run: Run, attempt: Attempt, work: Callable[[], int | None]) -> int:
+def _guarded(run: Run, attempt: Attempt, work: Callable[[], int | None], owner: bool) -> int:
     """Do the work and leave a verdict while this process still owns the Run."""
     try:
         _event(run, attempt, "start", began=attempt.began)
@@ -121,8 +124,8 @@ def _guarded(run: Run, attempt: Attempt, work: Callable[[], int | None]) -> int:
     except NotOwnerError:
         raise
     except BaseException as error:
-        return _end_by(run, attempt, error)
-    return _end(run, attempt, COMPLETE, "", step)
+        return _end_by(run, attempt, error, owner=owner)
+    return _end(run, attempt, COMPLETE, "", step, owner=owner)
 
 
 def _end_by(run: Run, attempt: Attempt, error: BaseException, *, owner: bool = True) -> int:
@@ -130,7 +133,8 @@ def _end_by(run: Run, attempt: Attempt, error: BaseException, *, owner: bool = T
     if isinstance(error, Stopped):
         return _end(run, attempt, STOPPED, str(error), error.step, owner=owner)
     if isinstance(error, UserError):
-        return _end(run, attempt, OF_EXIT_CODE.get(error.exit_code, CRASH), str(error), None, owner=owner)
+        nodes = error.nodes if isinstance(error, BadNodesError) else ()
+        return _end(run, attempt, OF_EXIT_CODE.get(error.exit_code, CRASH), str(error), None, owner=owner, nodes=nodes)
     if not isinstance(error, Exception):
         raise error
     if isinstance(error, LostRankError) and (first := _first_verdict(run, attempt)) is not None:
@@ -191,14 +195,23 @@ def _event(run: Run, attempt: Attempt, kind: str, **details: object) -> None:
         run.event(kind, stage=attempt.stage, job_id=attempt.job_id, attempt=attempt.number, **details)
 
 
-def _end(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None, *, owner: bool = True) -> int:
+def _end(
+    run: Run,
+    attempt: Attempt,
+    verdict: str,
+    reason: str,
+    step: int | None,
+    *,
+    owner: bool = True,
+    nodes: Sequence[str] = (),
+) -> int:
     """Leave the verdict. Rank 0 speaks for all; another rank only where it is the first to fail."""
     SIGNALS.ignore()
     if reason:
         print(f"{attempt.stage}: {reason}", file=sys.stderr)
     try:
         if not owner or belongs_to(run.owner_of(attempt.stage), attempt.job_id, attempt.number):
-            _record(run, attempt, verdict, reason, step)
+            _record(run, attempt, verdict, reason, step, nodes)
     except OSError as error:
         print(f"cannot write the verdict: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -207,15 +220,17 @@ def _end(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None
     return EXIT_CODES[verdict]
 
 
-def _record(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
+def _record(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None, nodes: Sequence[str]) -> None:
     """Write verdict and event, unless another rank was first."""
     failed = verdict not in (COMPLETE, STOPPED)
     if attempt.rank != 0 and not failed:
         return
     if verdict_since(run, attempt.job_id, attempt.number, STARTED) is not None:
         return
-    write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step)
+    if verdict != COMPLETE or attempt.part_of in ("", attempt.stage):  # else the Job's main stage is still to come
+        write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step, nodes=nodes)
     details: dict[str, object] = {"reason": reason} if reason else {}
+    details |= {"nodes": list(nodes)} if nodes else {}
     details |= {"rank": attempt.rank} if attempt.world_size > 1 and failed else {}
     kind = {COMPLETE: "complete", STOPPED: "stop"}.get(verdict, "failure")
     run.event(
@@ -237,7 +252,7 @@ def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
     except Exception as error:
         print(f"{attempt.stage}: {error}", file=sys.stderr, flush=True)
     finally:
-        _leave(code)
+        leave(code)
 
 
 def _abandoned_verdict(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
@@ -252,11 +267,12 @@ def _superseded(run: Run, attempt: Attempt, error: NotOwnerError) -> int:
     print(f"{attempt.stage}: {error}", file=sys.stderr)
     _event(run, attempt, "superseded", reason=str(error))
     if attempt.world_size > 1:
-        _leave(EXIT_FAILED)
+        leave(EXIT_FAILED)
     return EXIT_FAILED
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> None:
+    """End this process at once, whatever its other threads wait for."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
