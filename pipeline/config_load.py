@@ -155,7 +155,7 @@ def config_differences(old: Config, new: Config) -> list[Difference]:
 def _allowed(key: str, old: Any, new: Any) -> bool:
     if key == "pretrain.max_steps":  # downward, checkpoints would lie beyond the end
         return bool(new > old)
-    return key in FREE_KEYS or key.endswith((".time", ".sbatch", ".srun"))
+    return key in FREE_KEYS or key.startswith("preflight.") or key.endswith((".time", ".sbatch", ".srun"))
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

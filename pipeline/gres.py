@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pipeline.errors import UserError
+from pipeline.node_lists import expand_node_list
+
+NAME_WIDTH = 20  # `%20N` cuts longer names off
 ITEM = re.compile(r"gpu(?::(?P<kind>[A-Za-z][\w.-]*))?(?::(?P<count>[0-9]+))?")
 
 
@@ -23,3 +27,24 @@ def gpus_in(gres: str) -> list[Gpus]:
         if match:
             found.append(Gpus(match["kind"] or "", int(match["count"] or 1)))
     return found
+
+
+def registered_gres(text: str, nodes: list[str]) -> dict[str, str]:
+    """Return the GRES of each of `nodes` from the text of `sinfo -o "%20N %10c %10m %25f %G"`."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 5 or words[0] == "NODELIST":
+            continue
+        names = set(_names(words[0]))
+        for node in nodes:
+            if node in names or (len(words[0]) == NAME_WIDTH and "[" not in words[0] and node.startswith(words[0])):
+                found.setdefault(node, words[-1])
+    return found
+
+
+def _names(text: str) -> list[str]:
+    try:
+        return expand_node_list(text)
+    except UserError:  # cut off in the middle of a bracket
+        return []

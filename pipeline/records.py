@@ -138,7 +138,11 @@ def read_samples(run: Run) -> list[Sample]:
 def read_verdicts(run: Run) -> list[Record]:
     """Return the verdicts of all attempts, oldest first, each with the "name" of its file."""
     paths = run.verdict("0", 0).parent.glob("*.json")
-    verdicts = [record | {"name": path.stem} for path in paths if (record := read_record(path))]
+    verdicts = [
+        record | {"name": path.stem}
+        for path in paths
+        if not path.stem.endswith(".preflight") and (record := read_record(path))
+    ]
     return sorted(verdicts, key=lambda verdict: (number(verdict.get("time")) or 0, verdict["name"]))
 
 

@@ -119,6 +119,18 @@ class Run:
         """What the host knew when an attempt began: nodes, newest step."""
         return self.root / "attempts" / f"{job_id}.{attempt}.begin"
 
+    def preflight(self, job_id: str, attempt: int) -> Path:
+        """Where preflight reports on the nodes of an attempt."""
+        return self.root / "attempts" / f"{job_id}.{attempt}.preflight.json"
+
+    def preflight_records(self, job_id: str, attempt: int) -> Path:
+        """The folder in which the nodes of an attempt tell of themselves; gone when the report is written."""
+        return self.root / "attempts" / f"{job_id}.{attempt}.preflight"
+
+    def sinfo(self, job_id: str, attempt: int) -> Path:
+        """What the batch shell was told of the attempt's nodes by `sinfo -o "%20N %10c %10m %25f %G"`."""
+        return self.root / "attempts" / f"{job_id}.{attempt}.sinfo"
+
     def ledger(self, job_id: str, attempt: int) -> Path:
         """Where an attempt of pretrain writes what its time went into."""
         return self.root / "attempts" / f"{job_id}.{attempt}.time"
@@ -134,7 +146,7 @@ class Run:
 
     def owner_of(self, stage: str) -> Path:
         """Who may write a Stage's outputs. Those that only read checkpoints may run beside training."""
-        return self.control / f"owner.{stage}.json" if stage in ("evaluate", "inference") else self.owner
+        return self.control / f"owner.{stage}.json" if stage in ("preflight", "evaluate", "inference") else self.owner
 
     @property
     def save(self) -> Path:

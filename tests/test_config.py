@@ -24,6 +24,7 @@ from pipeline.config import (
     EvaluateConfig,
     InferenceConfig,
     ModelConfig,
+    PreflightConfig,
     PretrainConfig,
     TokenizeConfig,
 )
@@ -344,7 +345,10 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "pretrain: {partition: gpu}",
         "an option of Slurm goes below sbatch:; write there partition",
     ),
-    "option at the top": ("partition: gpu", "goes below sbatch: of tokenize or pretrain or evaluate or inference"),
+    "option at the top": (
+        "partition: gpu",
+        "goes below sbatch: of preflight or tokenize or pretrain or evaluate or inference",
+    ),
     "B14 context": (
         "pretrain: {sequence_length: 64}\ninference: {max_new_tokens: 64}",
         "max_new_tokens 64 and at least one token of prompt are more than pretrain.sequence_length 64; "
@@ -582,6 +586,7 @@ CONFIGS = sections(
     Config,
     name=NAMES,
     data=st.lists(SOURCES, min_size=1, max_size=3),
+    preflight=sections(PreflightConfig, time=TIMES),
     tokenize=sections(TokenizeConfig, time=TIMES),
     model=sections(ModelConfig),
     pretrain=sections(PretrainConfig, time=TIMES),
