@@ -60,6 +60,12 @@ def pretrain(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def preflight(session: nox.Session) -> None:
+    """Look at the nodes, their network and the Run's folder: [CONFIG or RUN] [key.path=value ...]."""
+    pipeline(session, "submit", "--only", "preflight", *session.posargs)
+
+
+@nox.session(python=False)
 def tokenize(session: nox.Session) -> None:
     """Run tokenize alone: [CONFIG or RUN] [key.path=value ...]."""
     pipeline(session, "submit", "--only", "tokenize", *session.posargs)

@@ -22,7 +22,7 @@ from pipeline.goodput import read_split
 from pipeline.hints import command, shown
 from pipeline.local import run_chain
 from pipeline.owner import owned
-from pipeline.plan import STAGES, Measured, Plan, gpu_hours, make_plan
+from pipeline.plan import ALONE, STAGES, Measured, Plan, gpu_hours, make_plan
 from pipeline.records import number, read_metrics, read_records, tokens_per_second
 from pipeline.run import Run
 from pipeline.status import read_state, read_status
@@ -46,15 +46,15 @@ class Request:
 
 def request(words: Sequence[str], cluster: str | None, only: str | None) -> Request:
     """Read `[CONFIG or RUN] [key.path=value ...]`; all mistakes come to light here, before anything is written."""
-    if only is not None and only not in STAGES:
-        raise UserError(f"--only {only}: no such stage; the stages are {', '.join(STAGES)}")
+    if only is not None and only not in (*ALONE, *STAGES):
+        raise UserError(f"--only {only}: no such stage; the stages are {', '.join((*ALONE, *STAGES))}")
     config = read_config(words)
     run = run_of(config)
     check_config(run, config)
     place = _cluster_of(run, cluster)
     plan = make_plan(config, place, run, measured(run) if place.scheduler == "slurm" else None)
     if only is not None:
-        plan = replace(plan, jobs=[job for job in plan.jobs if job.stage == only])
+        plan = replace(plan, jobs=[job for job in plan.alone + plan.jobs if job.stage == only])
     return Request(config, run, place, plan)
 
 
@@ -119,6 +119,8 @@ def submit(request: Request, console: Console, *, yes: bool = False) -> int:
         prepare(run, config, plan)
         console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}: {' → '.join(job.stage for job in plan.jobs)}")
         code = run_chain(run, config, plan, console)
+    if any(job.stage in ALONE for job in plan.jobs):
+        return code  # nothing of the Run has changed
     if code != EXIT_INTERRUPTED:
         _report(run, console)
     if code == EXIT_DONE:

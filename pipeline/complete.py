@@ -9,6 +9,8 @@ from pipeline.run import Run
 
 def is_complete(run: Run, config: Config, stage: str) -> bool:
     """Tell whether `stage` has nothing left to do. Outputs appear by rename, so being there is being whole."""
+    if stage == "preflight":  # nodes may have broken since
+        return False
     return {"tokenize": _tokenize, "pretrain": _pretrain, "evaluate": _evaluate, "inference": _inference}[stage](
         run, config
     )

@@ -106,6 +106,8 @@ def after_attempt(
     code = EXIT_CODES.get(last.verdict, 1)
     if last.verdict == COMPLETE:
         return Decision("end", code=EXIT_DONE)
+    if stage == "preflight":  # alone it only tells; nothing waits for it
+        return Decision("end", last.reason, code)
     if stop:
         return Decision("end", "control/stop: a person ended the chain", EXIT_STOPPED, cancel_rest=True)
     if last.verdict in FINAL:

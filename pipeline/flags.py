@@ -7,7 +7,8 @@ from pipeline.config import Config
 from pipeline.run import Run
 from pipeline.slurm_options import option_words
 
-GPU_STAGES = ("pretrain", "evaluate", "inference")
+PARALLEL = ("preflight", "pretrain")  # on all nodes, with all ranks
+GPU_STAGES = (*PARALLEL, "evaluate", "inference")
 LEAST_LEAD = 60  # seconds
 SAVES = 3  # that fit into the lead of the warning: one that is under way, the last one, and one for a busy file system
 
@@ -16,14 +17,14 @@ def sbatch_flags(
     stage: str, segment: int, config: Config, cluster: Cluster, run: Run, save_seconds: float | None = None
 ) -> list[str]:
     """Return a Job's options, without its dependency and its comment, which are known when it is submitted."""
-    pretrain = stage == "pretrain"
-    tasks = config.pretrain.nproc_per_node if pretrain and cluster.launcher == "srun" else 1
+    parallel = stage in PARALLEL
+    tasks = config.pretrain.nproc_per_node if parallel and cluster.launcher == "srun" else 1
     flags = [
         f"--job-name={run.name}-{stage}" + (f"-{segment}" if segment else ""),
         # What the script says before it opens its attempt's own log, and what Slurm itself says.
         f"--output={_escape(str(run.logs))}/{stage}-%j.slurm.log",
         f"--chdir={run.root}",
-        f"--nodes={config.pretrain.nodes if pretrain else 1}",
+        f"--nodes={config.pretrain.nodes if parallel else 1}",
         f"--ntasks-per-node={tasks}",
         f"--time={getattr(config, stage).time}",
         f"--signal=B:USR2@{signal_lead(cluster, save_seconds)}",
@@ -36,7 +37,7 @@ def gpus_of(stage: str, config: Config, cluster: Cluster) -> int:
     """Return the GPUs that a Stage's Job asks for on each of its nodes."""
     if not cluster.gpus_per_node or stage not in GPU_STAGES:
         return 0
-    return config.pretrain.nproc_per_node if stage == "pretrain" else 1
+    return config.pretrain.nproc_per_node if stage in PARALLEL else 1
 
 
 def signal_lead(cluster: Cluster, save_seconds: float | None) -> int:

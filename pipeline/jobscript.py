@@ -25,7 +25,7 @@ from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_USAGE, UserError
 from pipeline.flags import gpus_of, signal_lead
 from pipeline.hints import command
 from pipeline.owner import current, take
-from pipeline.plan import STAGES
+from pipeline.plan import ALONE, STAGES
 from pipeline.records import read_record
 from pipeline.run import Run
 from pipeline.slurm import Slurm
@@ -74,6 +74,11 @@ class Host:
 
     def begin(self) -> int:
         """Return 0 where this attempt may work, NOTHING_TO_DO, or the code with which the script ends."""
+        if self.stage in ALONE:  # a person wants to know about these nodes, whatever came before
+            Beginning(self.job_id, self.number, self.stage, self._nodes(), newest_step(self.run), time.time()).write(
+                self.run
+            )
+            return EXIT_DONE
         lost = settle_lost(self.run, self.stage, self.job_id, self.number)
         past = read_attempts(self.run, self.stage)
         for beginning in lost:

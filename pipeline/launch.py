@@ -6,6 +6,7 @@ import shlex
 
 from pipeline.cluster import Cluster
 from pipeline.config import Config
+from pipeline.flags import PARALLEL, gpus_of
 from pipeline.run import Run
 from pipeline.slurm_options import option_words
 
@@ -31,7 +32,7 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
     What only the allocation can know stays a `${SLURM_…}`.
     """
     slurm = cluster.scheduler == "slurm"
-    ranks = config.pretrain.nproc_per_node if stage == "pretrain" else 1
+    ranks = config.pretrain.nproc_per_node if stage in PARALLEL else 1
     lines = [
         f"# Written by plan, sourced by sbatch/{stage}.sbatch.",
         f"SCHEDULER={cluster.scheduler}",
@@ -50,6 +51,8 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         lines.append(f"export TORCHINDUCTOR_CACHE_DIR={shlex.quote(str(run.root / 'cache' / 'inductor'))}")
     if stage != "tokenize":
         lines.append("export HF_HUB_OFFLINE=1")  # only tokenize may download
+    if slurm and stage in PARALLEL and (gpus := gpus_of(stage, config, cluster)):
+        lines.append(f"export PIPELINE_GPUS_PER_NODE={gpus}")
     environment = cluster.environment() if slurm else {}
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     if environment:
@@ -68,24 +71,24 @@ def _local_launch(ranks: int, cluster: Cluster) -> str:
 
 def _slurm_launch(stage: str, ranks: int, config: Config, cluster: Cluster, run: Run) -> list[str]:
     """Start one torchrun per node by sbatch/node.sh, or one rank per task; a Stage of one process by srun alone."""
-    pretrain = stage == "pretrain"
-    per_node = ranks if pretrain and cluster.launcher == "srun" else 1
+    parallel = stage in PARALLEL
+    per_node = ranks if parallel and cluster.launcher == "srun" else 1
     words = [
         "srun",
         # The first task to fail ends the others; the ranks' own watchdogs would take minutes.
         "--kill-on-bad-exit=1",
-        f"--nodes={config.pretrain.nodes if pretrain else 1}",
+        f"--nodes={config.pretrain.nodes if parallel else 1}",
         f"--ntasks-per-node={per_node}",
         *option_words(cluster.srun_options(stage, getattr(config, stage))),
     ]
     # srun does not take it from sbatch since 22.05.
     launch = f'LAUNCH=({shlex.join(words)} --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}"'
-    if pretrain and cluster.launcher == "torchrun":
+    if parallel and cluster.launcher == "torchrun":
         node = run.snapshot / "sbatch" / "node.sh"
         torchrun = [cluster.python, *TORCHRUN, f"--nproc-per-node={ranks}"]
         return [
             f"TORCHRUN=({shlex.join(torchrun)})",
             f'{launch} bash {shlex.quote(str(node))} "${{TORCHRUN[@]}}" -- {shlex.join([cluster.python, "-u"])})',
         ]
-    rank = ["bash", str(run.snapshot / "sbatch" / "rank.sh")] if pretrain else []
+    rank = ["bash", str(run.snapshot / "sbatch" / "rank.sh")] if parallel else []
     return [f"{launch} {shlex.join([*rank, cluster.python, '-u'])})"]

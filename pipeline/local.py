@@ -22,7 +22,8 @@ from pipeline.hints import command
 from pipeline.launch import FOREIGN_VARIABLES
 from pipeline.owner import is_alive, process_start, this_process
 from pipeline.plan import Job, Plan
-from pipeline.progress import JobProgress
+from pipeline.preflight import read_table
+from pipeline.progress import JobProgress, is_lively
 from pipeline.run import Run
 from pipeline.slurm_time import time_seconds
 from pipeline.submit import read_jobs
@@ -40,7 +41,7 @@ class Jobs:
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run = run
         former = {job["job_id"]: job for job in read_jobs(run)["jobs"]}
-        self.records: dict[str, dict[str, Any]] = {}
+        self.records: dict[str, dict[str, Any]] = dict(former)  # one stage alone must not forget the others
         for job in plan.jobs:
             fresh = {"stage": job.stage, "segment": job.segment, "job_id": job.job_id, "attempt": None}
             fresh |= {"state": "pending", "reason": "", "log": None, "started": None, "ended": None}
@@ -126,6 +127,8 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console, i
     state = {COMPLETE: "completed", STOPPED: "stopped"}.get(verdict["verdict"], "failed")
     reason = f"the time limit of {job.time} was reached" if timed_out else verdict["reason"]
     jobs.update(job, state=state, reason="" if state == "completed" else reason, ended=time.time(), process=None)
+    if job.stage == "preflight" and is_lively(console):  # elsewhere its log has been shown
+        console.print(read_table(run, job.job_id, attempt), markup=False, highlight=False, soft_wrap=True)
     if state == "completed":
         console.print(f"[bold]{job.stage}[/]  done in {time.time() - started:.0f} s")
         return EXIT_DONE

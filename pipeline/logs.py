@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.plan import STAGES
+from pipeline.plan import ALONE, STAGES
 from pipeline.run import Run
 from pipeline.status import read_state
 from pipeline.tail import Tail
@@ -35,8 +35,8 @@ def read_logs(run: Run, follow: bool, stage: str | None, lines: int | None, out:
     With `follow`, go on with what is added, new attempts too, until the Run neither runs nor waits. Where there are
     several files, a line names the one that follows. A reader that has gone away (a closed pipe) ends it quietly.
     """
-    if stage is not None and stage not in STAGES:
-        raise UserError(f"no stage {stage!r}; there are {', '.join(STAGES)}")
+    if stage is not None and stage not in (*ALONE, *STAGES):
+        raise UserError(f"no stage {stage!r}; there are {', '.join((*ALONE, *STAGES))}")
     if not follow and not log_files(run, stage):
         raise NotReadyError(f"{run.root}: no log{f' of {stage}' if stage else ''} yet")
     try:

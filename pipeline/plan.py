@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipeline import sizes
@@ -11,12 +11,13 @@ from pipeline.cluster import Cluster
 from pipeline.config import Config
 from pipeline.errors import UserError
 from pipeline.ettr import Reliability
-from pipeline.flags import gpus_of, sbatch_flags, signal_lead
+from pipeline.flags import PARALLEL, gpus_of, sbatch_flags, signal_lead
 from pipeline.launch import launch_file
 from pipeline.run import Run
 from pipeline.slurm_time import time_seconds
 
 STAGES = ("tokenize", "pretrain", "evaluate", "inference")
+ALONE = ("preflight",)  # has a launch file, but is a Job only where it is asked for
 START_SECONDS = 120  # of a Segment that start-up is taken to cost when Segments are counted
 MOST_SEGMENTS = 1000
 REQUEUE_SECONDS = 120  # that Slurm holds a requeued Job back
@@ -45,6 +46,7 @@ class Plan:
     run: str
     scheduler: str
     jobs: list[Job]
+    alone: list[Job]  # that run only where they are asked for
     files: dict[str, str]  # path inside the Run -> text
     derived: dict[str, str]  # what -> value with its arithmetic
 
@@ -72,8 +74,12 @@ def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | N
     for stage in STAGES:
         for segment in range(1, segments + 1) if stage == "pretrain" and segments > 1 else [0]:
             jobs.append(_job(config, cluster, run, measured, stage, segment, jobs))
-    files = {str(run.launch(stage).relative_to(run.root)): launch_file(stage, config, cluster, run) for stage in STAGES}
-    return Plan(str(run.root), cluster.scheduler, jobs, files, derive(config, cluster, measured))
+    alone = [replace(_job(config, cluster, run, measured, stage, 0, []), job_id="0") for stage in ALONE]
+    files = {
+        str(run.launch(stage).relative_to(run.root)): launch_file(stage, config, cluster, run)
+        for stage in (*ALONE, *STAGES)
+    }
+    return Plan(str(run.root), cluster.scheduler, jobs, alone, files, derive(config, cluster, measured))
 
 
 def _check_ranks(config: Config, cluster: Cluster) -> None:
@@ -96,7 +102,7 @@ def _job(
     config: Config, cluster: Cluster, run: Run, measured: Measured, stage: str, segment: int, before: list[Job]
 ) -> Job:
     name = f"{stage}-{segment}" if segment else stage
-    nodes = config.pretrain.nodes if stage == "pretrain" else 1
+    nodes = config.pretrain.nodes if stage in PARALLEL else 1
     script = [str(run.snapshot / "sbatch" / f"{stage}.sbatch"), str(run.root)]
     after = edges(stage, segment, before)
     if cluster.scheduler == "slurm":
@@ -114,7 +120,7 @@ def _job(
         command=command,
         time=getattr(config, stage).time,
         nodes=nodes,
-        ranks=nodes * config.pretrain.nproc_per_node if stage == "pretrain" else 1,
+        ranks=nodes * config.pretrain.nproc_per_node if stage in PARALLEL else 1,
     )
 
 

@@ -20,7 +20,7 @@ MISTAKES = {
     "missing file": (["plan", "absent.yaml"], "absent.yaml"),
     "folder as config": (["plan", "."], "no Run here"),
     "not a Run": (["status", "nowhere"], "no Run here"),
-    "unknown stage": (["submit", "--only", "train"], "the stages are tokenize, pretrain"),
+    "unknown stage": (["submit", "--only", "train"], "the stages are preflight, tokenize, pretrain"),
     "unknown cluster": (["plan", "--cluster", "ours.yaml"], "--cluster local"),
     "word after the config": (["plan", "micro.yaml", "fast"], "key.path=value"),
     "misspelt key": (["plan", "micro.yaml", "pretrain.max_step=3"], "did you mean max_steps?"),

@@ -56,7 +56,7 @@ def test_relative_paths_mean_the_folder_it_is_called_from(project: Path, tmp_pat
     assert calls(project)[-1] == f"in {folder}: -P -m pipeline submit mine.yaml seed=3"
 
 
-@pytest.mark.parametrize("stage", ["tokenize", "evaluate", "inference"])
+@pytest.mark.parametrize("stage", ["preflight", "tokenize", "evaluate", "inference"])
 def test_a_stage_alone(project: Path, stage: str) -> None:
     assert nox(project, "-s", stage, "--", "runs/x").returncode == 0
     assert calls(project)[-1].endswith(f"-m pipeline submit --only {stage} runs/x")
@@ -77,5 +77,5 @@ def test_the_users_environment_does_not_choose_the_interpreter(project: Path, ch
 
 def test_the_list_says_what_each_session_does(project: Path) -> None:
     listed = nox(project, "--list").stdout
-    for session in ("pretrain", "tokenize", "evaluate", "inference", "tests", "smoke", "lint", "faults"):
+    for session in ("pretrain", "preflight", "tokenize", "evaluate", "inference", "tests", "smoke", "lint", "faults"):
         assert f"{session} -> " in listed

@@ -1,0 +1,59 @@
+"""Preflight on a real Slurm: alone, on the nodes that a person chooses, and what it says of one that is unfit."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from private_slurm import PrivateSlurm
+from test_chain import Chain, folder
+
+from pipeline.files import read_json
+from pipeline.run import Run
+
+__all__ = ["folder"]  # a fixture
+
+
+@pytest.fixture(scope="module")
+def chain(slurm: PrivateSlurm, folder: Path) -> Chain:
+    return Chain(slurm, folder, "looks")
+
+
+def ended(chain: Chain, job_id: str) -> Run:
+    def settled() -> bool:  # by the batch shell, after the ranks
+        return "before" in (read_json(chain.run.verdict(job_id, 0)) or {})
+
+    chain.wait_for("preflight to end", settled, 120)
+    return chain.run
+
+
+def test_it_runs_alone_on_all_nodes_of_a_job(chain: Chain) -> None:
+    chain.submit("--only", "preflight")
+    job_id = chain.job("preflight")
+    run = ended(chain, job_id)
+    assert read_json(run.verdict(job_id, 0))["verdict"] == "complete", chain.logs()
+    report = read_json(run.preflight(job_id, 0))
+    assert len({node["node"] for node in report["nodes"]}) == 2
+    assert report["all_reduce"]["backend"] == "gloo"
+    assert run.sinfo(job_id, 0).read_text().startswith("NODELIST")
+
+
+def test_by_hand_on_chosen_nodes_it_names_the_unfit_one(chain: Chain, slurm: PrivateSlurm) -> None:
+    launch = chain.run.launch("preflight")
+    unfit = "if [[ $SLURMD_NODENAME = n2 ]]; then export MASTER_ADDR=nope.invalid; fi"
+    node = chain.run.snapshot / "sbatch" / "node.sh"
+    rank = chain.run.snapshot / "sbatch" / "rank.sh"
+    # One rank for each task, so that the unfit node's rank starts at all: torchrun would wait for a head for ever.
+    launch.write_text(launch.read_text().replace(str(node), str(rank)).replace('"${TORCHRUN[@]}" -- ', ""))
+    rank.write_text(rank.read_text().replace("exec ", f"{unfit}\nexec "))
+    done = subprocess.run(
+        ["sbatch", "--parsable", "-N2", "-w", "n[2-3]", "--mem=2000M", f"--chdir={chain.run.root}",
+         str(chain.run.snapshot / "sbatch" / "preflight.sbatch"), str(chain.run.root)],
+        env=chain.environment, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    job_id = done.stdout.strip()
+    run = ended(chain, job_id)
+    verdict = read_json(run.verdict(job_id, 0))
+    assert (verdict["verdict"], verdict["nodes"]) == ("environment", ["n2"]), chain.logs()
+    assert "nope.invalid" in verdict["reason"]
