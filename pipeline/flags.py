@@ -18,7 +18,7 @@ def sbatch_flags(
 ) -> list[str]:
     """Return a Job's options, without its dependency and its comment, which are known when it is submitted."""
     parallel = stage in PARALLEL
-    tasks = config.pretrain.nproc_per_node if parallel and cluster.launcher == "srun" else 1
+    tasks = config.pretrain.nproc_per_node if stage == "pretrain" and cluster.launcher == "srun" else 1
     flags = [
         f"--job-name={run.name}-{stage}" + (f"-{segment}" if segment else ""),
         # What the script says before it opens its attempt's own log, and what Slurm itself says.

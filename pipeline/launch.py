@@ -37,7 +37,7 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         f"# Written by plan, sourced by sbatch/{stage}.sbatch.",
         f"SCHEDULER={cluster.scheduler}",
         f"PYTHON={shlex.quote(cluster.host_python)}",
-        *(_slurm_launch(stage, ranks, config, cluster, run) if slurm else [_local_launch(ranks, cluster)]),
+        *(_slurm_launch(stage, ranks, config, cluster, run) if slurm else _local_launch(stage, ranks, cluster)),
         f"unset {' '.join(FOREIGN_VARIABLES)}",
         f"export PYTHONPATH={shlex.quote(str(run.snapshot))}",
         "export PYTHONUTF8=1",
@@ -62,33 +62,46 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _local_launch(ranks: int, cluster: Cluster) -> str:
+def _local_launch(stage: str, ranks: int, cluster: Cluster) -> list[str]:
     python = [cluster.python, "-u"]
     if ranks > 1:
         python = [cluster.python, *TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", *python]
-    return f"LAUNCH=({shlex.join(python)})"
+    first = ["PREFLIGHT=()"] if stage == "pretrain" else []  # this machine needs no look before each start
+    return [*first, f"LAUNCH=({shlex.join(python)})"]
 
 
 def _slurm_launch(stage: str, ranks: int, config: Config, cluster: Cluster, run: Run) -> list[str]:
     """Start one torchrun per node by sbatch/node.sh, or one rank per task; a Stage of one process by srun alone."""
-    parallel = stage in PARALLEL
-    per_node = ranks if parallel and cluster.launcher == "srun" else 1
+    python = [cluster.python, "-u"]
+    rank = ["bash", str(run.snapshot / "sbatch" / "rank.sh"), *python]
+    if stage == "preflight":
+        return [_srun("LAUNCH", stage, ranks, config, cluster, rank)]
+    if stage != "pretrain":
+        return [_srun("LAUNCH", stage, 1, config, cluster, python)]
+    # Preflight comes first, in the same allocation. Its ranks are started by srun even where torchrun starts those of
+    # training: a node that torchrun cannot reach would end in torchrun's own time-out, and nobody would name it.
+    first = [_srun("PREFLIGHT", "preflight", ranks, config, cluster, rank)] if config.preflight.enabled else []
+    first = first or ["PREFLIGHT=()"]
+    if cluster.launcher == "srun":
+        return [*first, _srun("LAUNCH", stage, ranks, config, cluster, rank)]
+    torchrun = [cluster.python, *TORCHRUN, f"--nproc-per-node={ranks}"]
+    node = ["bash", str(run.snapshot / "sbatch" / "node.sh")]
+    words = f'{shlex.join(node)} "${{TORCHRUN[@]}}" -- {shlex.join(python)}'
+    return [*first, f"TORCHRUN=({shlex.join(torchrun)})", _srun("LAUNCH", stage, 1, config, cluster, words)]
+
+
+def _srun(array: str, stage: str, per_node: int, config: Config, cluster: Cluster, program: list[str] | str) -> str:
+    """Write the array of words that starts `program`, `per_node` times on each node of the Stage."""
+    nodes = config.pretrain.nodes if stage in PARALLEL else 1
     words = [
         "srun",
         # The first task to fail ends the others; the ranks' own watchdogs would take minutes.
         "--kill-on-bad-exit=1",
-        f"--nodes={config.pretrain.nodes if parallel else 1}",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * per_node}",
         f"--ntasks-per-node={per_node}",
         *option_words(cluster.srun_options(stage, getattr(config, stage))),
     ]
-    # srun does not take it from sbatch since 22.05.
-    launch = f'LAUNCH=({shlex.join(words)} --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}"'
-    if parallel and cluster.launcher == "torchrun":
-        node = run.snapshot / "sbatch" / "node.sh"
-        torchrun = [cluster.python, *TORCHRUN, f"--nproc-per-node={ranks}"]
-        return [
-            f"TORCHRUN=({shlex.join(torchrun)})",
-            f'{launch} bash {shlex.quote(str(node))} "${{TORCHRUN[@]}}" -- {shlex.join([cluster.python, "-u"])})',
-        ]
-    rank = ["bash", str(run.snapshot / "sbatch" / "rank.sh")] if parallel else []
-    return [f"{launch} {shlex.join([*rank, cluster.python, '-u'])})"]
+    # srun does not take --cpus-per-task from sbatch since 22.05. Preflight's tasks share the CPUs of one.
+    cpus = '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"' if stage != "preflight" else "--cpus-per-task=1 --overcommit"
+    return f"{array}=({shlex.join(words)} {cpus} {program if isinstance(program, str) else shlex.join(program)})"

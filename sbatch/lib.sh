@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What every job script shares. Sourced from the Run's snapshot, after launch/<stage>.env has said where we are:
 #   begin STAGE [SIGNAL]   name this attempt, ask whether it may work
-#   step STAGE             run one program of the Stage in the allocation; the first that fails ends the script
+#   step STAGE [ARRAY]     run a Stage in the allocation, by LAUNCH or another array; the first that fails ends the script
 #   finish                 end with the exit code of the verdict
 # shellcheck disable=SC2154 # run is set by the script that sources this
 
@@ -63,7 +63,8 @@ warn() {
 
 # Run one program of the Stage and wait for it. In the background, or bash holds a trap back until it ends.
 step() {
-    "${LAUNCH[@]}" -m "pipeline.stages.$1" "$run" &
+    local -n launch=${2:-LAUNCH}
+    "${launch[@]}" -m "pipeline.stages.$1" "$run" &
     child=$!
     while :; do
         status=0
@@ -71,7 +72,8 @@ step() {
         # wait also returns when a trapped signal comes; the stage may be alive then.
         kill -0 "$child" 2>/dev/null || break
     done
-    if ((status)); then finish; fi
+    # A step before the last leaves a verdict only where it was stopped or failed; several ranks that stop exit 0.
+    if ((status)) || [[ $1 != "$stage" && -e $run/attempts/$JOB_ID.$ATTEMPT.json ]]; then finish; fi
 }
 
 # End with the exit code of the verdict.

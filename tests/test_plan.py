@@ -28,6 +28,7 @@ GOLDEN = """\
 # Written by plan, sourced by sbatch/pretrain.sbatch.
 SCHEDULER=local
 PYTHON=/opt/env/bin/python
+PREFLIGHT=()
 LAUNCH=(/opt/env/bin/python -m torch.distributed.run --max-restarts=0 --no-python \
 --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 --shutdown-timeout=600 --standalone --nproc-per-node=2 \
 /opt/env/bin/python -u)
@@ -69,9 +70,11 @@ GOLDEN_SLURM = """\
 # Written by plan, sourced by sbatch/pretrain.sbatch.
 SCHEDULER=slurm
 PYTHON=/usr/bin/python3
+PREFLIGHT=(srun --kill-on-bad-exit=1 --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpu-bind=cores \
+--cpus-per-task=1 --overcommit bash /runs/golden/snapshot/sbatch/rank.sh /opt/env/bin/python -u)
 TORCHRUN=(/opt/env/bin/python -m torch.distributed.run --max-restarts=0 --no-python \
 --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 --shutdown-timeout=600 --nproc-per-node=8)
-LAUNCH=(srun --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=1 --cpu-bind=cores \
+LAUNCH=(srun --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=cores \
 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" bash /runs/golden/snapshot/sbatch/node.sh "${TORCHRUN[@]}" -- \
 /opt/env/bin/python -u)
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID \

@@ -9,7 +9,8 @@ import pytest
 from private_slurm import PrivateSlurm
 from test_chain import Chain, folder
 
-from pipeline.files import read_json
+from pipeline.attempts import read_beginnings
+from pipeline.files import read_json, read_lines
 from pipeline.run import Run
 
 __all__ = ["folder"]  # a fixture
@@ -39,14 +40,15 @@ def test_it_runs_alone_on_all_nodes_of_a_job(chain: Chain) -> None:
     assert run.sinfo(job_id, 0).read_text().startswith("NODELIST")
 
 
-def test_by_hand_on_chosen_nodes_it_names_the_unfit_one(chain: Chain, slurm: PrivateSlurm) -> None:
-    launch = chain.run.launch("preflight")
-    unfit = "if [[ $SLURMD_NODENAME = n2 ]]; then export MASTER_ADDR=nope.invalid; fi"
-    node = chain.run.snapshot / "sbatch" / "node.sh"
+def make_unfit(chain: Chain, node: str) -> None:
+    """Let a node's ranks look for their head where nobody is."""
     rank = chain.run.snapshot / "sbatch" / "rank.sh"
-    # One rank for each task, so that the unfit node's rank starts at all: torchrun would wait for a head for ever.
-    launch.write_text(launch.read_text().replace(str(node), str(rank)).replace('"${TORCHRUN[@]}" -- ', ""))
+    unfit = f"if [[ $SLURMD_NODENAME = {node} ]]; then export MASTER_ADDR=nope.invalid; fi"
     rank.write_text(rank.read_text().replace("exec ", f"{unfit}\nexec "))
+
+
+def test_by_hand_on_chosen_nodes_it_names_the_unfit_one(chain: Chain, slurm: PrivateSlurm) -> None:
+    make_unfit(chain, "n2")
     done = subprocess.run(
         ["sbatch", "--parsable", "-N2", "-w", "n[2-3]", "--mem=2000M", f"--chdir={chain.run.root}",
          str(chain.run.snapshot / "sbatch" / "preflight.sbatch"), str(chain.run.root)],
@@ -57,3 +59,17 @@ def test_by_hand_on_chosen_nodes_it_names_the_unfit_one(chain: Chain, slurm: Pri
     verdict = read_json(run.verdict(job_id, 0))
     assert (verdict["verdict"], verdict["nodes"]) == ("environment", ["n2"]), chain.logs()
     assert "nope.invalid" in verdict["reason"]
+
+
+def test_training_leaves_an_unfit_node_and_goes_on_elsewhere(slurm: PrivateSlurm, folder: Path) -> None:
+    chain = Chain(slurm, folder, "elsewhere")
+    chain.submit()
+    make_unfit(chain, "n2")
+    chain.wait_for_state("completed", 240)
+    job_id = chain.job("pretrain")
+    assert read_json(chain.run.verdict(job_id, 0))["nodes"] == ["n2"], chain.logs()
+    last = [beginning for beginning in read_beginnings(chain.run, "pretrain") if beginning.job_id == job_id][-1]
+    assert "n2" not in last.nodes
+    (bad,) = read_lines(chain.run.root.parent / ".site" / "bad_nodes.jsonl")
+    assert bad["node"] == "n2"
+    (chain.run.root.parent / ".site" / "bad_nodes.jsonl").unlink()  # the other tests want the node
