@@ -124,4 +124,6 @@ def losses(run: Run) -> list[tuple[int, float]]:
 
 def weights(run: Run, step: int) -> dict[str, str]:
     files = json.loads((run.checkpoint(step) / "manifest.json").read_text())["files"]
-    return {name: file["sha256"] for name, file in files.items() if name.endswith(".distcp")}
+    hashes = {name: file["sha256"] for name, file in files.items() if name.endswith(".bin")}
+    assert hashes, f"{run.checkpoint(step)}: no weights in {sorted(files)}"
+    return hashes

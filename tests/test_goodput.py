@@ -53,7 +53,7 @@ def test_a_ledger_books_every_moment_once() -> None:
     with ledger.during("load"):
         pass
     ledger.enter("step")
-    ledger.mark(0)
+    ledger.mark(ledger.here(0))
     with ledger.during("data"):
         time.sleep(0.01)
     ledger.roll_back(0)

@@ -24,7 +24,7 @@ from pipeline.lm.checkpoint import load_newest, remove_old
 from pipeline.lm.divergence import SpikeDetector
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.inject import Injector
-from pipeline.lm.ledger import Ledger
+from pipeline.lm.ledger import Ledger, Mark
 from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers, learning_rate_scale, set_learning_rate
 from pipeline.lm.saver import LIMIT, Hooks, Saved, Saver
@@ -81,6 +81,7 @@ class Trainer:
         if hardware.world_size > 1:
             self.own_time.watch(self.model)
         self._stepped = False
+        self._mark: Mark = (0, 0.0, 0.0)  # of the save in flight
 
     @property
     def is_main(self) -> bool:
@@ -100,7 +101,7 @@ class Trainer:
         with self.files.ledger.during("load"):
             resumed = self.resume()
         if resumed:
-            self.files.ledger.mark(self.step)
+            self.files.ledger.mark(self.files.ledger.here(self.step))
         else:
             self._checkpoint()  # an untrained one: a disk that cannot be written is found before the first hour
         clock = StepClock()
@@ -263,7 +264,6 @@ class Trainer:
             self.files.watchdog.expect(f"the save of step {self.step}", self._time_limit())
         with self.files.ledger.during("save"):
             self.save()
-        self.files.ledger.mark(self.step)
         if self.is_main:
             self.files.ledger.write(now=True)
         if self.files.watchdog:
@@ -311,10 +311,13 @@ class Trainer:
     def save(self) -> None:
         """Begin to save a checkpoint of this step; it is on disk when the next one begins, at the latest."""
         counters = {name: getattr(self, name) for name in COUNTERS} | self.spikes.to_counters()
+        self.saver.wait()  # before the mark moves on
+        self._mark = self.files.ledger.here(self.step)
         self.saver.save(self.step, self.model, self.optimizers, counters)
 
     def _saved(self, saved: Saved) -> None:
         """Tell of a checkpoint that is on disk, and let old ones go; called on rank 0, in the writer's thread."""
+        self.files.ledger.mark(self._mark)
         stall, seconds = round(saved.stall_seconds, 3), round(saved.seconds, 3)
         self.files.event("save", step=saved.step, seconds=seconds, stall_seconds=stall, bytes=saved.bytes)
         pretrain = self.config.pretrain
