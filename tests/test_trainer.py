@@ -84,7 +84,7 @@ def test_three_resumes_are_bitwise_an_uninterrupted_run(tmp_path: Path, optimize
     last = trainer(tmp_path / "run", config(optimizer=optimizer))
     assert last.train().stopped is None
     assert curve(tmp_path / "run") == curve(tmp_path / "twin")
-    for a, b in zip(twin.model.parameters(), last.model.parameters(), strict=True):
+    for a, b in zip(twin.stepper.model.parameters(), last.stepper.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -102,7 +102,7 @@ def test_a_stop_before_the_first_step_is_clean(tmp_path: Path) -> None:
 def test_the_result_does_not_depend_on_how_a_batch_is_cut(tmp_path: Path) -> None:
     whole, cut = trainer(tmp_path / "a", config()), trainer(tmp_path / "b", config(micro_batch_size=1))
     for _ in range(3):
-        assert whole.train_step()[0] == pytest.approx(cut.train_step()[0], rel=1e-5)
+        assert whole.stepper.make_step()[0] == pytest.approx(cut.stepper.make_step()[0], rel=1e-5)
 
 
 def test_loss_falls(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_a_loss_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     run.save()
     run.saver.wait()
     with torch.no_grad():
-        run.model.model.norm.weight[0] = math.nan
+        run.stepper.model.model.norm.weight[0] = math.nan
     with pytest.raises(DivergedError, match="step 1: loss nan"):
-        run.train_step()
+        run.stepper.make_step()
     assert list_steps(tmp_path / "checkpoints") == [0]
 
 
