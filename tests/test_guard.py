@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,5 +120,8 @@ def test_a_stopped_rank_is_a_hang_that_ends(data: Path) -> None:
     attempt = Attempt(run, inject="rank=1,step=5,do=stop")
     assert attempt.wait(90) == 1
     assert attempt.verdict["verdict"] == "hang"
+    assert attempt.verdict["reason"].startswith(f"hang: rank 1 on {socket.gethostname()} (process ")
+    assert "after step 4" in attempt.verdict["reason"]
     assert "hang: rank 0" in attempt.text()
+    assert "_backward" in attempt.text()  # the stack of the rank that waits
     assert not processes_of(run)

@@ -111,6 +111,8 @@ class Stepper:
             with self.hardware.autocast():
                 loss = self.forward(part[:, :-1], part[:, 1:], reduction="sum") * share
             loss = self.injector.loss(self.step + self.batch_offset + 1, loss)
+            if number == len(parts):
+                self.own_time.last_part()
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.own_time.end()

@@ -62,10 +62,12 @@ class Trainer:
         self.config, self.hardware, self.files = config, hardware, files
         self.stepper = Stepper(config, hardware, batches, Injector(hardware.rank, files.event), files.ledger)
         self.rollbacks = 0
-        self.saver = Saver(files.checkpoints, about, Hooks(before_publish=files.fence, on_saved=self._saved))
+        self.saver = Saver(files.checkpoints, about, Hooks(self._before_publish, self._saved))
         self.spikes = SpikeDetector(config.pretrain.spike_threshold, config.pretrain.spike_window)
         self.stragglers = Stragglers(config.pretrain.straggler_threshold)
         self._mark: Mark = (0, 0.0, 0.0)  # of the save in flight
+        if files.watchdog:
+            files.watchdog.waits = lambda: self.stepper.own_time.waits
 
     @property
     def is_main(self) -> bool:
@@ -227,6 +229,11 @@ class Trainer:
         self.saver.wait()  # before the mark moves on
         self._mark = self.files.ledger.here(self.step)
         self.saver.save(self.step, self.stepper.model, self.stepper.optimizers, counters)
+
+    def _before_publish(self) -> None:
+        """Refuse to publish what is no longer ours; called on rank 0, in the writer's thread."""
+        self.stepper.injector.save(self._mark[0])
+        self.files.fence()
 
     def _saved(self, saved: Saved) -> None:
         """Tell of a checkpoint that is on disk, and let old ones go; called on rank 0, in the writer's thread."""
