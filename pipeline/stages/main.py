@@ -194,6 +194,7 @@ def _event(run: Run, attempt: Attempt, kind: str, **details: object) -> None:
 def _end(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None, *, owner: bool = True) -> int:
     """Leave the verdict. Rank 0 speaks for all; another rank only where it is the first to fail."""
     SIGNALS.ignore()
+    verdict, reason = _believed(verdict, reason)
     if reason:
         print(f"{attempt.stage}: {reason}", file=sys.stderr)
     try:
@@ -205,6 +206,13 @@ def _end(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None
     if verdict == STOPPED and attempt.world_size > 1:
         return EXIT_DONE  # or torchrun takes it for a failure and kills the ranks that are still saving
     return EXIT_CODES[verdict]
+
+
+def _believed(verdict: str, reason: str) -> tuple[str, str]:
+    """Return a stop that nobody asked for as what it is: torchrun's end of the ranks that outlive another one."""
+    if verdict == STOPPED and SIGNALS.rank_lost:
+        return CRASH, "another rank was killed, or ended before it could leave a verdict; its error is further up"
+    return verdict, reason
 
 
 def _record(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
@@ -229,6 +237,7 @@ def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
     try:
         if attempt.rank == 0:
             check_owner(run.owner_of(attempt.stage))
+        verdict, reason = _believed(verdict, reason)
         print(f"{attempt.stage}: {reason}", file=sys.stderr, flush=True)
         _abandoned_verdict(run, attempt, verdict, reason, step)
         code = EXIT_CODES[verdict] if attempt.world_size == 1 or verdict != STOPPED else EXIT_DONE
