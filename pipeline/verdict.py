@@ -20,7 +20,7 @@ OWNER_SECONDS = 600  # how long rank 0 may still be saving after its launcher is
 # What a launcher dies of that was told to stop before it could pass the signal on: 128 + signal, or minus it.
 STOP_STATUS = {
     number: signal.Signals(value).name
-    for value in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+    for value in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
     for number in (128 + value, -value)
 }
 

@@ -62,6 +62,7 @@ class Injector:
         text = os.environ.get(VARIABLE, "") if text is None else text
         faults = [Fault.parse(part) for part in text.split(";") if part.strip()]
         self.faults = [fault for fault in faults if fault.rank == rank]
+        self._event = event
         for fault in self.faults:
             print(f"WARNING: {VARIABLE} is set: {fault.do} on rank {rank} in step {fault.step}", flush=True)
             event("injected", rank=rank, fault=fault.do, step=fault.step)
@@ -72,6 +73,8 @@ class Injector:
     def before_step(self, step: int) -> None:
         """Do what is asked for at the start of `step`."""
         for fault in self.faults:
+            if fault.step == step:
+                self._event("fault", rank=fault.rank, fault=fault.do, step=step)
             if fault.step == step or (fault.do == "slow" and step >= fault.step):
                 _act(fault)
 
