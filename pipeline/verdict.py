@@ -43,11 +43,19 @@ OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: 
 def write_verdict(
     run: Run, job_id: str, attempt: int, stage: str | None, verdict: str, reason: str, step: int | None
 ) -> None:
-    """Record how attempt `attempt` of a Job ended."""
-    record = {"verdict": verdict, "reason": reason, "stage": stage, "step": step}
-    write_json(
-        run.verdict(job_id, attempt), record | {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
-    )
+    """Record how attempt `attempt` of a Job ended, and when its job script began (None without one)."""
+    record: dict[str, Any] = {"verdict": verdict, "reason": reason, "step": step}
+    record |= {"stage": stage or os.environ.get("PIPELINE_STAGE")}
+    record |= {"began": script_began(), "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+    write_json(run.verdict(job_id, attempt), record)
+
+
+def script_began() -> float | None:
+    """Return when this attempt's job script began (unix s)."""
+    try:
+        return float(os.environ["PIPELINE_STARTED"])
+    except (KeyError, ValueError):
+        return None
 
 
 def read_verdict(

@@ -20,7 +20,16 @@ from pipeline.errors import EXIT_DONE, EXIT_FAILED, UserError
 from pipeline.owner import NotOwnerError, belongs_to, check_owner, disown, owned, process_start
 from pipeline.run import Run
 from pipeline.stages.early import SIGNALS, STARTED, Stopped
-from pipeline.verdict import COMPLETE, CRASH, EXIT_CODES, OF_EXIT_CODE, STOPPED, verdict_since, write_verdict
+from pipeline.verdict import (
+    COMPLETE,
+    CRASH,
+    EXIT_CODES,
+    OF_EXIT_CODE,
+    STOPPED,
+    script_began,
+    verdict_since,
+    write_verdict,
+)
 
 FORMER_OWNER_SECONDS = 60
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -55,10 +64,7 @@ class Attempt:
     @property
     def began(self) -> float:
         """Return when the job script started (unix s); start-up time is counted from here."""
-        try:
-            return float(os.environ["PIPELINE_STARTED"])
-        except (KeyError, ValueError):
-            return STARTED
+        return script_began() or STARTED
 
 
 Body = Callable[[Run, Config, Attempt], int | None]

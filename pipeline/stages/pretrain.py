@@ -59,6 +59,8 @@ def _train(run: Run, config: Config, attempt: Attempt, hardware: Hardware, watch
     shards = TokenShards(run.data, "train")
     batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
     files = _files(run, attempt, watchdog)
+    if attempt.rank == 0:
+        files.ledger.write(now=True)  # from here on its time is accounted for, however it ends
     trainer = Trainer(config, hardware, batches, files, {"tokenizer": shards.tokenizer_fingerprint})
     try:
         return trainer.train()
