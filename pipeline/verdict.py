@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from pipeline import errors
@@ -38,6 +40,12 @@ EXIT_CODES = {
     CRASH: errors.EXIT_FAILED,
 }
 OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: crash, the last of the two
+
+
+def say(text: str) -> None:
+    """Print to stderr; where that is a file on a full disk, the exit code has to say it all."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def write_verdict(

@@ -95,11 +95,12 @@ class Saver:
         started = time.monotonic()
         tensors, groups = training_state(model, optimizers)
         staged = stage(tensors, self.buffer)
+        expected = self.newest is not None  # there are checkpoints in the folder
         self.newest, stall = step, time.monotonic() - started
         values = {"progress": progress, GROUPS: groups}
 
         def work() -> None:
-            path = self._write(step, staged, values)
+            path = self._write(step, staged, values, expected)
             if path is not None:
                 seconds = time.monotonic() - started
                 self.hooks.on_saved(Saved(path, step, staged.total_bytes, stall, seconds))
@@ -147,7 +148,7 @@ class Saver:
         self.thread = threading.Thread(target=run, name="checkpoint writer", daemon=True)
         self.thread.start()
 
-    def _write(self, step: int, staged: Staged, values: dict[str, Any]) -> Path | None:
+    def _write(self, step: int, staged: Staged, values: dict[str, Any], expected: bool) -> Path | None:
         """Write this rank's file, then on rank 0 the rest; return the checkpoint there."""
         name = f".{step_name(step)}.{staged.nonce}.tmp"
         temporary = self.folder / name
@@ -158,6 +159,8 @@ class Saver:
             _raise_if_failed(record)
             return None
         try:
+            if expected and not self.folder.is_dir():
+                raise StorageError(f"{self.folder}: it is gone, with the checkpoints in it; put it back, then resume")
             remove_leftovers(self.folder)
             check_space(self.folder, staged.total_bytes)
             temporary.mkdir()
