@@ -175,7 +175,7 @@ class Saver:
     def _record_of(self, rank: int, temporary: Path) -> dict[str, Any]:
         """Wait for another rank's word on its file; raise what it failed of."""
         path = temporary / _record_name(rank)
-        self._wait_for(path.exists, f"{path}: rank {rank} has not written its part")
+        self._wait_for(lambda: read_json(path) is not None, f"{path}: rank {rank} has not written its part")
         record: dict[str, Any] = read_json(path)
         _raise_if_failed(record)
         path.unlink()
