@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -149,3 +150,26 @@ def test_the_disk_of_everything_is_full(data: Path, twins: dict[int, Run], disk:
         verify(run.checkpoint(step))
     goes_on(run, twins[ranks])
     assert [event["step"] for event in events(run, "resume")] == [steps[-1]]
+
+
+NO_LOCKS = """
+#include <errno.h>
+int flock(int fd, int operation) { errno = ENOLCK; return -1; }
+int lockf(int fd, int operation, long length) { errno = ENOLCK; return -1; }
+"""
+
+
+def test_on_a_file_system_without_locks(data: Path, twins: dict[int, Run], tmp_path: Path) -> None:
+    """Ownership is made of link() alone: two scripts at once, and one trains."""
+    source, library = tmp_path / "no_locks.c", tmp_path / "no_locks.so"
+    source.write_text(NO_LOCKS)
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to make flock() fail")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    run = make_run(data, "no-locks", *KEYS)
+    attempts = [Attempt(run, number=number, LD_PRELOAD=str(library)) for number in range(2)]
+    assert [attempt.wait(120) for attempt in attempts] == [0, 0]  # one waits, and finds all done
+    assert len(events(run, "resume")) == 1
+    assert losses(run) == losses(twins[1])
+    assert weights(run, STEPS) == weights(twins[1], STEPS)
