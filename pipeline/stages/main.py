@@ -17,6 +17,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, UserError
+from pipeline.files import write_text
 from pipeline.owner import NotOwnerError, belongs_to, check_owner, disown, owned, process_start
 from pipeline.run import Run
 from pipeline.stages.early import SIGNALS, STARTED, Stopped
@@ -104,7 +105,10 @@ def run_stage(stage: str, body: Body, *, polls: bool = False) -> int:
     run = Run(Path(sys.argv[1]).absolute())
 
     def work() -> int | None:
-        if SIGNALS.name is not None or run.warned(attempt.job_id, attempt.number).is_file():
+        warned = run.warned(attempt.job_id, attempt.number)
+        if SIGNALS.name is not None and not SIGNALS.rank_lost and attempt.world_size > 1:
+            write_text(warned, SIGNALS.name)  # the others would wait for this rank
+        if SIGNALS.name is not None or warned.is_file():
             raise Stopped("stopped before the stage began")
         return body(Run.open(run.root), load_run_config(run.config), attempt)
 
