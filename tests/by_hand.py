@@ -58,8 +58,9 @@ class Attempt:
         changes |= {"PIPELINE_JOB_ID": job, "PIPELINE_ATTEMPT": str(number)}
         changes |= {"PIPELINE_INJECT": inject} if inject else {}
         with self.log.open("ab") as output:
+            # A caller in the background of a shell ignores SIGINT and SIGQUIT, and so would all that it starts.
             self.process = subprocess.Popen(
-                ["bash", str(run.snapshot / "sbatch" / f"{stage}.sbatch"), str(run.root)],
+                ["env", "--default-signal", "bash", str(run.snapshot / "sbatch" / f"{stage}.sbatch"), str(run.root)],
                 stdout=output, stderr=output, env=environment(**changes), start_new_session=True,
             )  # fmt: skip
 
