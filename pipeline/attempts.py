@@ -83,6 +83,7 @@ def settle(run: Run, beginning: Beginning, verdict: dict[str, Any], warned: str 
     """Write into an attempt's verdict what only the host knows, and return the whole."""
     after = newest_step(run)
     record = verdict | {"stage": beginning.stage, "before": beginning.before, "after": after, "warned": warned}
+    record.setdefault("began", beginning.time)
     record.setdefault("time", time.time())
     write_json(run.verdict(beginning.job_id, beginning.number), record)
     return Attempt(

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.records import Record, number, read_record, whole
 from pipeline.run import Run
+from pipeline.verdict import LOST
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ def read_split(run: Run, now: float | None = None) -> Split | None:
     folder = run.verdict("0", 0).parent
     accounts = []
     for path in folder.glob("*.time"):
-        account = read_record(path)
-        ended = number(read_record(path.with_suffix(".json")).get("time"))
-        accounts.append(account | {"ended": ended})
+        verdict = read_record(path.with_suffix(".json"))
+        ended = None if verdict.get("verdict") == LOST else number(verdict.get("time"))
+        accounts.append(read_record(path) | {"ended": ended})
     for path in folder.glob("*.json"):
         if not path.with_suffix(".time").exists() and (account := _never_trained(read_record(path))):
             accounts.append(account)
@@ -52,9 +53,12 @@ def read_split(run: Run, now: float | None = None) -> Split | None:
 
 
 def _never_trained(verdict: Record) -> Record:
-    """Return the account of an attempt that ended before training could begin one: all of it was start-up."""
+    """Return the account of an attempt that ended before training could begin one: all of it was start-up.
+
+    A lost one is left out: nobody knows when it ended.
+    """
     began, ended = number(verdict.get("began")), number(verdict.get("time"))
-    if verdict.get("stage") != "pretrain" or began is None or ended is None:
+    if verdict.get("stage") != "pretrain" or verdict.get("verdict") == LOST or began is None or ended is None:
         return {}
     return {"began": began, "until": ended, "first": None, "marks": [], "seconds": {"startup": max(0.0, ended - began)}}
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,8 @@ def make_run(config: Path, name: str, *overrides: str) -> Run:
     """Make a Run that has its data and that nobody has trained; with more ranks than cores if that is wanted."""
     wanted = load_config(config, [*FAST, f"name={name}", *overrides])
     run, cluster = run_of(wanted), open_cluster("local", sys.executable)
-    cluster = replace(cluster, cores=max(cluster.cores, wanted.pretrain.nproc_per_node))
-    prepare(run, wanted, make_plan(wanted, cluster, run))
+    cluster = cluster.model_copy(update={"cores": 0})  # not known, so not compared with the ranks
+    prepare(run, wanted, make_plan(wanted, cluster, run), cluster)
     shutil.copytree(config.parent / "runs" / "micro" / "data", run.data, dirs_exist_ok=True)
     return run
 

@@ -24,7 +24,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT), str(PROJECT / "tests"), str(PROJECT / "tests" / "faults")]
 
 import table  # noqa: E402
-from conftest import MICRO, environment, write_corpus  # noqa: E402
+from micro import MICRO, environment, write_corpus  # noqa: E402
 
 from pipeline.files import read_json, read_lines  # noqa: E402
 from pipeline.goodput import read_split  # noqa: E402

@@ -23,7 +23,7 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "tests"), str(PROJECT / "tests" / "f
 
 import table  # noqa: E402
 from by_hand import Attempt, events, losses, make_data, make_run, processes_of, ranks_of, weights  # noqa: E402
-from conftest import write_corpus  # noqa: E402
+from micro import write_corpus  # noqa: E402
 
 from pipeline.files import read_lines  # noqa: E402
 from pipeline.goodput import read_split  # noqa: E402
