@@ -159,7 +159,9 @@ class Saver:
             _raise_if_failed(record)
             return None
         try:
-            if expected and not self.folder.is_dir():
+            if not expected:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            elif not self.folder.is_dir():
                 raise StorageError(f"{self.folder}: it is gone, with the checkpoints in it; put it back, then resume")
             remove_leftovers(self.folder)
             check_space(self.folder, staged.total_bytes)
@@ -207,7 +209,6 @@ class Saver:
 
 def remove_leftovers(folder: Path, but: str = "") -> None:
     """Remove what killed saves and removals have left; none is in flight now, except the one named."""
-    folder.mkdir(parents=True, exist_ok=True)
     for entry in [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]:
         if entry.name != but:
             shutil.rmtree(entry, ignore_errors=True)
