@@ -113,13 +113,9 @@ SHELL_SCRIPTS = [str(path.relative_to(ROOT)) for path in [*sorted(ROOT.glob("sba
 
 @nox.session(python=False)
 def faults(session: nox.Session) -> None:
-    """Kill saves everywhere and a chain at random moments, and compare it with its twin: [--kills N] [--seed N]."""
+    """Run the long scenarios and print one table: [--only saves|ranks|chain|soak] [--kills N] [--minutes M] ..."""
     install(session)
-    run(session, "tests/faults/kill_save.py")
-    run(session, "-m", "pytest", "tests/faults")
-    run(session, "tests/faults/kill_chain.py", *session.posargs)
-    run(session, "-m", "pytest", "tests/faults/guard.py")
-    run(session, "tests/faults/soak.py", "--minutes", "10", "--every", "60")
+    run(session, "tests/faults/all.py", *session.posargs)
 
 
 @nox.session(python=False)

@@ -83,6 +83,7 @@ def settle(run: Run, beginning: Beginning, verdict: dict[str, Any], warned: str 
     """Write into an attempt's verdict what only the host knows, and return the whole."""
     after = newest_step(run)
     record = verdict | {"stage": beginning.stage, "before": beginning.before, "after": after, "warned": warned}
+    record.setdefault("began", beginning.time)
     record.setdefault("time", time.time())
     write_json(run.verdict(beginning.job_id, beginning.number), record)
     return Attempt(
@@ -108,7 +109,9 @@ def settle_lost(run: Run, stage: str, now: str, number_: int) -> list[Beginning]
         record = read_verdict(run, beginning.job_id, beginning.number)
         reason = f"no process was left to say how it ended; it ran on {', '.join(beginning.nodes) or 'unknown nodes'}"
         if record["verdict"] == "crash":
-            record = {"verdict": LOST, "reason": reason, "step": None}
+            # Its last sign of life; what came after was waiting for nodes.
+            until = number(read_record(run.ledger(beginning.job_id, beginning.number)).get("until"))
+            record = {"verdict": LOST, "reason": reason, "step": None, "time": until or beginning.time}
         settle(run, beginning, record, None)
         run.warned(beginning.job_id, beginning.number).unlink(missing_ok=True)
         lost.append(beginning)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.records import Record, number, read_record, whole
 from pipeline.run import Run
+from pipeline.verdict import LOST
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,35 @@ KINDS = tuple(field.name for field in fields(Split))
 
 def read_split(run: Run, now: float | None = None) -> Split | None:
     """Return the split of a Run's training, up to `now` if it goes on; None where no attempt left an account."""
+    folder = run.verdict("0", 0).parent
     accounts = []
-    for path in run.verdict("0", 0).parent.glob("*.time"):
-        account = read_record(path)
-        ended = number(read_record(path.with_suffix(".json")).get("time"))
-        accounts.append(account | {"ended": ended})
+    for path in folder.glob("*.time"):
+        verdict = read_record(path.with_suffix(".json"))
+        ended = None if verdict.get("verdict") == LOST else number(verdict.get("time"))
+        accounts.append(read_record(path) | {"ended": ended})
+    for path in folder.glob("*.json"):
+        if not path.with_suffix(".time").exists() and (account := _never_trained(read_record(path))):
+            accounts.append(account)
     return split(accounts, now)
+
+
+def _never_trained(verdict: Record) -> Record:
+    """Return the account of an attempt that ended before training could begin one: all of it was start-up.
+
+    A lost one is left out: nobody knows when it ended.
+    """
+    began, ended = number(verdict.get("began")), number(verdict.get("time"))
+    if verdict.get("stage") != "pretrain" or verdict.get("verdict") == LOST or began is None or ended is None:
+        return {}
+    return {"began": began, "until": ended, "first": None, "marks": [], "seconds": {"startup": max(0.0, ended - began)}}
 
 
 def split(accounts: list[Record], now: float | None = None) -> Split | None:
     """Add up the accounts of all attempts.
 
     An attempt's steps beyond the step that a later one went on from were lost: they are `repeated`. So is the time
-    between the last account of a killed attempt and its end, as far as a verdict tells when that was.
+    between the last account of a killed attempt and its end, as far as a verdict tells when that was. No moment counts
+    twice: an attempt that waits for a former one to end begins, here, when that has ended.
     """
     known = [account for account in accounts if _seconds(account) and number(account.get("began")) is not None]
     known.sort(key=lambda account: account["began"])
@@ -65,9 +82,10 @@ def split(accounts: list[Record], now: float | None = None) -> Split | None:
         later = known[place + 1 :]
         for kind, seconds in _attempt(account, later).items():
             total[kind] += seconds
-        end = _end(account, later[0] if later else None)
-    if now is not None:
-        total["step"] += max(0.0, now - end)  # since the last account, seconds ago
+        total["startup"] -= min(max(0.0, end - began), _seconds(account)["startup"])
+        end = max(end, _end(account, later[0] if later else None))
+    if now is not None:  # since the last account, seconds ago
+        total["startup" if whole(known[-1].get("first")) is None else "step"] += max(0.0, now - end)
     return Split(**total)
 
 

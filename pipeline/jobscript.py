@@ -21,7 +21,7 @@ from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
 from pipeline.decision import Attempt, Decision, after_attempt, may_begin
-from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_USAGE, UserError
+from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_STORAGE, EXIT_USAGE, UserError
 from pipeline.flags import gpus_of, signal_lead
 from pipeline.hints import command
 from pipeline.owner import current, take
@@ -41,6 +41,7 @@ from pipeline.verdict import (
     WARNED_EARLY,
     await_owner,
     read_verdict,
+    say,
     write_verdict,
 )
 
@@ -375,8 +376,8 @@ def local_end(run: Run, stage: str, job_id: str, number: int, exit_status: int) 
     await_owner(run, job_id, number, stage)
     record = read_verdict(run, job_id, number, stage, exit_status)
     if read_record(run.verdict(job_id, number)).get("stage") != stage:  # otherwise the stage has said it
-        print(f"{record['verdict']}: {record['reason']}", file=sys.stderr)
-        write_verdict(run, job_id, number, record["stage"], record["verdict"], record["reason"], record["step"])
+        say(f"{record['verdict']}: {record['reason']}")
+        write_verdict(run, job_id, number, stage, record["verdict"], record["reason"], record["step"])
     run.warned(job_id, number).unlink(missing_ok=True)
     return EXIT_CODES[record["verdict"]]
 
@@ -397,8 +398,11 @@ def main(argv: list[str]) -> int:
             return local_end(run, stage, job_id, number, int(argv[5]))
         return Host(run, stage, job_id, number).end(int(argv[5]))
     except UserError as error:
-        print(f"{stage}: {error}", file=sys.stderr)
+        say(f"{stage}: {error}")
         return error.exit_code
+    except OSError as error:  # not even a verdict can be written
+        say(f"{stage}: storage: {error}")
+        return EXIT_STORAGE
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         *(_slurm_launch(stage, ranks, config, cluster, run) if slurm else _local_launch(stage, ranks, cluster)),
         f"unset {' '.join(FOREIGN_VARIABLES)}",
         f"export PYTHONPATH={shlex.quote(str(run.snapshot))}",
+        "export PYTHONSAFEPATH=1",  # or `-m` would find `pipeline` in the folder that the script was called from
         "export PYTHONUTF8=1",
         "export PYTHONDONTWRITEBYTECODE=1",
     ]

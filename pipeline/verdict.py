@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pipeline import errors
@@ -21,7 +23,7 @@ OWNER_SECONDS = 600  # how long rank 0 may still be saving after its launcher is
 # What a launcher dies of that was told to stop before it could pass the signal on: 128 + signal, or minus it.
 STOP_STATUS = {
     number: signal.Signals(value).name
-    for value in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+    for value in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
     for number in (128 + value, -value)
 }
 
@@ -41,6 +43,12 @@ EXIT_CODES = {
 OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: crash, the last of the two
 
 
+def say(text: str) -> None:
+    """Print to stderr; where that is a file on a full disk, the exit code has to say it all."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def write_verdict(
     run: Run,
     job_id: str,
@@ -52,12 +60,19 @@ def write_verdict(
     *,
     nodes: Sequence[str] = (),
 ) -> None:
-    """Record how attempt `attempt` of a Job ended, and the nodes that are to blame for it."""
-    record: dict[str, Any] = {"verdict": verdict, "reason": reason, "stage": stage, "step": step}
-    record |= {"nodes": list(nodes)} if nodes else {}
-    write_json(
-        run.verdict(job_id, attempt), record | {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
-    )
+    """Record how attempt `attempt` of a Job ended, when its job script began (None without one), and bad `nodes`."""
+    record: dict[str, Any] = {"verdict": verdict, "reason": reason, "step": step}
+    record |= {"stage": stage or os.environ.get("PIPELINE_STAGE")} | ({"nodes": list(nodes)} if nodes else {})
+    record |= {"began": script_began(), "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+    write_json(run.verdict(job_id, attempt), record)
+
+
+def script_began() -> float | None:
+    """Return when this attempt's job script began (unix s)."""
+    try:
+        return float(os.environ["PIPELINE_STARTED"])
+    except (KeyError, ValueError):
+        return None
 
 
 def read_verdict(

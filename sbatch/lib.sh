@@ -26,6 +26,7 @@ begin() {
     trap 'warn INT' INT
     trap 'warn USR2' USR2
     trap 'warn HUP' HUP
+    trap 'warn QUIT' QUIT
     if [[ $SCHEDULER = slurm ]]; then enter_allocation; fi
 }
 

@@ -15,10 +15,12 @@ from typing import Any
 
 from micro import MICRO, PROJECT, environment
 
-from pipeline.chain import request
+from pipeline.cluster import open_cluster
+from pipeline.config_load import load_config
 from pipeline.files import read_json, read_lines
+from pipeline.plan import make_plan
 from pipeline.run import Run
-from pipeline.submit import prepare
+from pipeline.submit import prepare, run_of
 
 FAST = ("pretrain.log_interval=1", "pretrain.save_interval=10", "pretrain.max_steps=40", "pretrain.keep_last=100")
 
@@ -35,25 +37,29 @@ def make_data(folder: Path, corpus: Path) -> Path:
 
 
 def make_run(config: Path, name: str, *overrides: str) -> Run:
-    """Make a Run that has its data and that nobody has trained."""
-    wanted = request([str(config), *FAST, f"name={name}", *overrides], "local", None)
-    prepare(wanted.run, wanted.config, wanted.plan)
-    shutil.copytree(config.parent / "runs" / "micro" / "data", wanted.run.data, dirs_exist_ok=True)
-    return wanted.run
+    """Make a Run that has its data and that nobody has trained; with more ranks than cores if that is wanted."""
+    wanted = load_config(config, [*FAST, f"name={name}", *overrides])
+    run, cluster = run_of(wanted), open_cluster("local", sys.executable)
+    cluster = cluster.model_copy(update={"cores": 0})  # not known, so not compared with the ranks
+    prepare(run, wanted, make_plan(wanted, cluster, run), cluster)
+    shutil.copytree(config.parent / "runs" / "micro" / "data", run.data, dirs_exist_ok=True)
+    return run
 
 
 class Attempt:
     """One start of the job script, with its log in the Run's folder."""
 
-    def __init__(self, run: Run, number: int = 0, inject: str = "", job: str = "1") -> None:
+    def __init__(
+        self, run: Run, number: int = 0, inject: str = "", job: str = "1", stage: str = "pretrain", **changes: str
+    ) -> None:
         self.run, self.number, self.job = run, number, job
-        self.log = run.log("pretrain", job, number)
-        changes = {"PIPELINE_JOB_ID": job, "PIPELINE_ATTEMPT": str(number)} | (
-            {"PIPELINE_INJECT": inject} if inject else {}
-        )
+        self.log = run.log(stage, job, number)
+        changes |= {"PIPELINE_JOB_ID": job, "PIPELINE_ATTEMPT": str(number)}
+        changes |= {"PIPELINE_INJECT": inject} if inject else {}
         with self.log.open("ab") as output:
+            # A caller in the background of a shell ignores SIGINT and SIGQUIT, and so would all that it starts.
             self.process = subprocess.Popen(
-                ["bash", str(run.snapshot / "sbatch" / "pretrain.sbatch"), str(run.root)],
+                ["env", "--default-signal", "bash", str(run.snapshot / "sbatch" / f"{stage}.sbatch"), str(run.root)],
                 stdout=output, stderr=output, env=environment(**changes), start_new_session=True,
             )  # fmt: skip
 
@@ -100,7 +106,7 @@ def ranks_of(run: Run) -> dict[int, int]:
     """Return the pid of each rank (0 where there is no launcher)."""
     found = {}
     for pid, line in processes_of(run).items():
-        if "torch.distributed.run" in line or "pipeline.stages.pretrain" not in line:
+        if "torch.distributed.run" in line or "pipeline.stages." not in line:
             continue
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
@@ -124,4 +130,6 @@ def losses(run: Run) -> list[tuple[int, float]]:
 
 def weights(run: Run, step: int) -> dict[str, str]:
     files = json.loads((run.checkpoint(step) / "manifest.json").read_text())["files"]
-    return {name: file["sha256"] for name, file in files.items() if name.endswith(".distcp")}
+    hashes = {name: file["sha256"] for name, file in files.items() if name.endswith(".bin")}
+    assert hashes, f"{run.checkpoint(step)}: no weights in {sorted(files)}"
+    return hashes

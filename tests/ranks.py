@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
+import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -83,6 +86,7 @@ def two_ranks(root: Path) -> None:
         save(root / f"{'sharded' if sharded else 'plain'}2", 1, 2, sharded=sharded)
         check(root / f"{'sharded' if sharded else 'plain'}2", 2, sharded=sharded)
     fall_back_alike(root / "damaged", rank)
+    see_it_late(root / "late", rank)
     fail_alike(root / "failed", rank)
 
 
@@ -97,6 +101,35 @@ def fall_back_alike(folder: Path, rank: int) -> None:
     dist.barrier()
     (refused,) = check(folder, 1, sharded=True)
     assert "rank-00001.bin: its sha256" in refused
+
+
+def see_it_late(folder: Path, rank: int) -> None:
+    """A file system shows rank 1 everything 2 s late, and each rank has one stale handle: the newest is loaded."""
+    shown = time.monotonic() + 2
+    real_stat, real_open, stale = os.stat, io.open, [True]
+
+    def stat(path, *words, **more):
+        if rank == 1 and str(folder) in str(path) and time.monotonic() < shown:
+            raise FileNotFoundError(errno.ENOENT, "not to be seen yet", str(path))
+        return real_stat(path, *words, **more)
+
+    def open_(path, *words, **more):
+        if rank == 1 and "step-" in str(path) and time.monotonic() < shown:
+            raise FileNotFoundError(errno.ENOENT, "not to be seen yet", str(path))
+        if stale and str(path).endswith("manifest.json"):
+            stale.clear()
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return real_open(path, *words, **more)
+
+    os.stat, io.open = stat, open_
+    try:
+        save(folder, 1, sharded=True)
+        shown = time.monotonic() + 2
+        assert check(folder, 1, sharded=True) == []
+        assert time.monotonic() > shown or rank == 0
+        assert not stale
+    finally:
+        os.stat, io.open = real_stat, real_open
 
 
 def fail_alike(folder: Path, rank: int) -> None:

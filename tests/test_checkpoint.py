@@ -442,6 +442,18 @@ def test_a_folder_that_is_gone_is_a_storage_error(tmp_path: Path) -> None:
         saver.wait()
 
 
+def test_a_folder_that_is_moved_away_between_saves_is_not_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    saver = Saver(folder, {})
+    saver.save(5, *make(), {})
+    saver.wait()
+    folder.rename(tmp_path / "aside")
+    saver.save(10, *make(), {})
+    with pytest.raises(StorageError, match="it is gone, with the checkpoints in it"):
+        saver.wait()
+    assert not folder.exists()
+
+
 def test_who_may_no_longer_write_does_not_rename(tmp_path: Path) -> None:
     def refuse() -> None:
         raise StorageError("another process owns this Run")

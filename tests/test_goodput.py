@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.goodput import split
+from pipeline.files import write_json
+from pipeline.goodput import Split, read_split, split
 from pipeline.lm.ledger import Ledger
+from pipeline.run import Run
 
 
 def account(began: float, first: int, marks: list[Any], ended: float | None = None, **seconds: float) -> dict[str, Any]:
@@ -42,6 +45,35 @@ def test_a_fall_back_to_an_older_checkpoint_loses_more() -> None:
     assert (found.step, found.repeated, found.down) == (15, 15, 5)
 
 
+def test_waiting_for_a_former_attempt_counts_once() -> None:
+    """The second script waits from 90 on for the first, which saves until 100."""
+    first = account(0, 0, [[0, 0, 0], [10, 80, 0]], startup=10, step=80, save=10)
+    second = account(90, 10, [[10, 0, 0]], startup=25, step=50)
+    refused = account(40, 0, [], startup=5) | {"first": None, "marks": []}  # while the first was training
+    found = split([first, second, refused])
+    assert found is not None
+    assert found.wall == pytest.approx(165)
+    assert (found.startup, found.step, found.down) == (pytest.approx(25), pytest.approx(130), 0)
+
+
+def test_attempts_that_never_trained_are_start_up(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    write_json(run.verdict("2", 0), {"verdict": "config", "stage": "pretrain", "began": 100.0, "time": 104.0})
+    write_json(run.verdict("1", 0), {"verdict": "complete", "stage": "tokenize", "began": 50.0, "time": 90.0})
+    write_json(run.ledger("2", 1), account(110, 0, [[0, 0, 0]], startup=10, step=80))
+    write_json(run.verdict("2", 1), {"verdict": "complete", "stage": "pretrain", "began": 110.0, "time": 200.0})
+    found = read_split(run)
+    assert found is not None
+    assert (found.startup, found.down, found.step, found.wall) == (14, 6, 80, 100)
+
+
+def test_time_after_the_last_account_is_start_up_until_training_has_begun() -> None:
+    begun = account(0, 0, [[0, 0, 0]], startup=10, step=5)
+    starting = account(0, 0, [], startup=10) | {"first": None}
+    assert (split([begun], now=20) or Split()).step == 10
+    assert (split([starting], now=20) or Split()).startup == 20
+
+
 def test_garbled_accounts_are_left_out() -> None:
     assert split([{}, {"began": "x"}, {"began": 1.0, "seconds": []}]) is None
 
@@ -53,7 +85,7 @@ def test_a_ledger_books_every_moment_once() -> None:
     with ledger.during("load"):
         pass
     ledger.enter("step")
-    ledger.mark(0)
+    ledger.mark(ledger.here(0))
     with ledger.during("data"):
         time.sleep(0.01)
     ledger.roll_back(0)

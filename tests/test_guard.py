@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from by_hand import Attempt, events, losses, make_data, make_run, processes_of, ranks_of, wait_for, weights
 from conftest import environment
 
 from pipeline.goodput import read_split
+from pipeline.lm.watchdog import Rank, blame
 
 TWO = "pretrain.nproc_per_node=2"
 
@@ -21,6 +24,25 @@ TWO = "pretrain.nproc_per_node=2"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     return make_data(tmp_path_factory.mktemp("guard"), corpus)
+
+
+def rank(number: int) -> Rank:
+    return Rank(number, "node", 100 + number, None)
+
+
+def report(number: int, waits: bool) -> dict[str, Any]:
+    return {"rank": number, "waits": waits}
+
+
+def test_who_holds_the_others_up() -> None:
+    ranks = [rank(0), rank(1), rank(2)]
+    silent, why = blame(ranks, [report(0, True), report(2, True)])
+    assert (silent, "silent" in why) == ([rank(1)], True)
+    busy, why = blame(ranks, [report(0, True), report(1, True), report(2, False)])
+    assert (busy, "own share" in why) == ([rank(2)], True)
+    assert blame(ranks, [report(n, True) for n in range(3)]) == ([], "")  # the network, then
+    assert blame(ranks, [report(n, False) for n in range(3)]) == ([], "")
+    assert blame([], []) == ([], "")  # before the ranks have met
 
 
 def test_divergence_stops_all_ranks_and_is_never_saved(data: Path) -> None:
@@ -119,5 +141,8 @@ def test_a_stopped_rank_is_a_hang_that_ends(data: Path) -> None:
     attempt = Attempt(run, inject="rank=1,step=5,do=stop")
     assert attempt.wait(90) == 1
     assert attempt.verdict["verdict"] == "hang"
+    assert attempt.verdict["reason"].startswith(f"hang: rank 1 on {socket.gethostname()} (process ")
+    assert "after step 4" in attempt.verdict["reason"]
     assert "hang: rank 0" in attempt.text()
+    assert "_backward" in attempt.text()  # the stack of the rank that waits
     assert not processes_of(run)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from pipeline.config import Config
 from pipeline.errors import DivergedError
 from pipeline.files import read_lines
 from pipeline.lm.hardware import Hardware
+from pipeline.lm.ledger import Ledger
 from pipeline.lm.trainer import Files, Trainer, cut_back
 from pipeline.steps import list_steps
 
@@ -59,9 +62,10 @@ class StopAt:
         return "told to" if self.left < 0 else None
 
 
-def trainer(folder: Path, wanted: Config, stop_after: int | None = None) -> Trainer:
+def trainer(folder: Path, wanted: Config, stop_after: int | None = None, **hooks: Any) -> Trainer:
     folder.mkdir(exist_ok=True)
-    files = Files(folder / "checkpoints", folder / "metrics.jsonl", lambda kind, **details: None, StopAt(stop_after))
+    hooks = {"event": lambda kind, **details: None, "stop_reason": StopAt(stop_after)} | hooks
+    files = Files(folder / "checkpoints", folder / "metrics.jsonl", **hooks)
     torch.set_num_threads(1)
     return Trainer(wanted, CPU, FakeBatches(), files, {})
 
@@ -80,7 +84,7 @@ def test_three_resumes_are_bitwise_an_uninterrupted_run(tmp_path: Path, optimize
     last = trainer(tmp_path / "run", config(optimizer=optimizer))
     assert last.train().stopped is None
     assert curve(tmp_path / "run") == curve(tmp_path / "twin")
-    for a, b in zip(twin.model.parameters(), last.model.parameters(), strict=True):
+    for a, b in zip(twin.stepper.model.parameters(), last.stepper.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -98,7 +102,7 @@ def test_a_stop_before_the_first_step_is_clean(tmp_path: Path) -> None:
 def test_the_result_does_not_depend_on_how_a_batch_is_cut(tmp_path: Path) -> None:
     whole, cut = trainer(tmp_path / "a", config()), trainer(tmp_path / "b", config(micro_batch_size=1))
     for _ in range(3):
-        assert whole.train_step()[0] == pytest.approx(cut.train_step()[0], rel=1e-5)
+        assert whole.stepper.make_step()[0] == pytest.approx(cut.stepper.make_step()[0], rel=1e-5)
 
 
 def test_loss_falls(tmp_path: Path) -> None:
@@ -113,9 +117,9 @@ def test_a_loss_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     run.save()
     run.saver.wait()
     with torch.no_grad():
-        run.model.model.norm.weight[0] = math.nan
+        run.stepper.model.model.norm.weight[0] = math.nan
     with pytest.raises(DivergedError, match="step 1: loss nan"):
-        run.train_step()
+        run.stepper.make_step()
     assert list_steps(tmp_path / "checkpoints") == [0]
 
 
@@ -124,6 +128,28 @@ def test_more_steps_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     longer = trainer(tmp_path, config(max_steps=16))
     assert longer.train().step == 16
     assert [step for step, *_ in curve(tmp_path)] == list(range(1, 17))
+
+
+def test_steps_count_as_kept_once_their_checkpoint_is_on_disk(tmp_path: Path) -> None:
+    """A save that is killed half way leaves the steps since the one before to be repeated."""
+    gate, during = threading.Event(), []
+    ledger = Ledger(time.time(), lambda account: None)
+
+    def fence() -> None:
+        if threading.current_thread() is not threading.main_thread() and run.saver.newest == 4:
+            gate.wait(60)
+
+    def stop_reason() -> str | None:
+        if run.step == 6:  # step 4 is being saved
+            during.extend(step for step, *_ in ledger.marks)
+            gate.set()
+        return "told to" if run.step == 7 else None
+
+    run = trainer(tmp_path, config(), ledger=ledger, fence=fence, stop_reason=stop_reason)
+    run.train()
+    assert during == [0]
+    assert [step for step, *_ in ledger.marks] == [0, 4, 7]
+    assert ledger.first == 0
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:

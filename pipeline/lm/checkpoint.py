@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from pipeline.errors import NotReadyError
 from pipeline.lm.contents import (
     PINNED,
     TENSORS,
+    AbsentError,
     CheckpointError,
     DamagedError,
+    again,
     read_contents,
     read_manifest,
 )
@@ -25,6 +29,7 @@ from pipeline.lm.reading import check_names, hash_file, read_tensors
 from pipeline.steps import STEP_FOLDER, step_name
 
 MODEL = "model."
+LAG_SECONDS = 30.0  # that a network file system may show this host less than what rank 0 has seen
 WRAPPERS = ("_orig_mod.",)  # what torch.compile puts into names
 T = TypeVar("T")
 
@@ -60,7 +65,7 @@ def load_newest(folder: Path, model: nn.Module, optimizers: list[Optimizer]) -> 
     for name in _on_main(lambda: _names(folder)):
         try:
             _on_main(lambda name=name: read_manifest(folder / name))  # type: ignore[misc]
-            loaded = _on_all(lambda name=name: load_checkpoint(folder / name, model, optimizers))  # type: ignore[misc]
+            loaded = _on_all(lambda name=name: _load_patiently(folder / name, model, optimizers))  # type: ignore[misc]
         except DamagedError as error:
             refused.append(str(error))
         else:
@@ -72,6 +77,18 @@ def load_newest(folder: Path, model: nn.Module, optimizers: list[Optimizer]) -> 
             "Restore one of them, or give the Run a new name"
         )
     return None
+
+
+def _load_patiently(checkpoint: Path, model: nn.Module, optimizers: list[Optimizer]) -> Loaded:
+    """Load what rank 0 has seen to be there, as soon as this rank sees it too."""
+    deadline = time.monotonic() + LAG_SECONDS
+    while True:
+        try:
+            return load_checkpoint(checkpoint, model, optimizers)
+        except (AbsentError, NotReadyError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: list[Optimizer]) -> Loaded:
@@ -126,7 +143,8 @@ def remove_old(folder: Path, keep_last: int, *, keep_every: int | None = None) -
 
 def _names(folder: Path) -> list[str]:
     """List the step folders, whole or not, the newest first."""
-    names = [entry.name for entry in folder.iterdir() if STEP_FOLDER.fullmatch(entry.name)] if folder.is_dir() else []
+    entries = again(lambda: list(folder.iterdir())) if folder.is_dir() else []
+    names = [entry.name for entry in entries if STEP_FOLDER.fullmatch(entry.name)]
     return sorted(names, key=lambda name: int(name.removeprefix("step-")), reverse=True)
 
 

@@ -12,13 +12,15 @@ it is read: no pickles, only JSON and bytes whose places are checked before they
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +30,7 @@ from pipeline.steps import MANIFEST, step_name
 FORMAT = 2
 TENSORS = "tensors.json"
 PINNED = "pinned"
+T = TypeVar("T")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -46,6 +49,10 @@ class CheckpointError(UserError):
 
 class DamagedError(CheckpointError):
     """A checkpoint is not what was written; an older one may be."""
+
+
+class AbsentError(DamagedError):
+    """A file of a checkpoint is missing or short: damaged, or not yet to be seen from this host."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +104,19 @@ def _own_hash(manifest: dict[str, Any]) -> str:
 def read_bytes(path: Path) -> bytes:
     """Read a whole file of a checkpoint; tell a checkpoint that retention took away from a damaged one."""
     try:
-        return path.read_bytes()
+        return again(path.read_bytes)
     except OSError as error:
         raise missing(path, error) from error
+
+
+def again(read: Callable[[], T]) -> T:
+    """Call `read`, and once more where a network file system has let a handle go stale."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return read()
 
 
 def missing(path: Path, error: OSError) -> UserError:
@@ -107,13 +124,13 @@ def missing(path: Path, error: OSError) -> UserError:
     if not path.parent.is_dir():
         return NotReadyError(f"{path.parent}: this checkpoint is gone; retention (pretrain.keep_last) removes old ones")
     reason = "missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-    return DamagedError(f"{path}: {reason}")
+    return AbsentError(f"{path}: {reason}")
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint whose files have the right sizes; the data itself is not read."""
     if not (checkpoint / MANIFEST).is_file() and checkpoint.is_dir():
-        raise DamagedError(f"{checkpoint}: no manifest, so it was never completed")
+        raise AbsentError(f"{checkpoint}: no manifest, so it was never completed")
     text = read_bytes(checkpoint / MANIFEST)
     try:
         manifest = json.loads(text)
@@ -123,11 +140,11 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     for name, wanted in manifest["files"].items():
         path = checkpoint / name
         try:
-            size = path.stat().st_size
+            size = again(path.stat).st_size
         except OSError as error:
             raise missing(path, error) from error
         if size != wanted["bytes"]:
-            raise DamagedError(f"{path}: {size} bytes, written were {wanted['bytes']}")
+            raise AbsentError(f"{path}: {size} bytes, written were {wanted['bytes']}")
     return dict(manifest)
 
 

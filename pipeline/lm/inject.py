@@ -6,6 +6,7 @@ The local scheduler and Slurm jobs submitted by `pipeline` drop the variable; it
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import time
@@ -19,8 +20,8 @@ from pipeline.errors import UserError
 
 VARIABLE = "PIPELINE_INJECT"
 ACTIONS = (
-    "raise", "exit", "kill", "stop", "term", "usr2", "sleep", "slow", "gil",
-    "nan_loss", "nan_grad", "nan_weight", "spike",
+    "raise", "exit", "kill", "stop", "term", "usr2", "segfault", "abort", "sleep", "slow", "gil",
+    "nan_loss", "nan_grad", "nan_weight", "spike", "slow_save", "quota",
 )  # fmt: skip
 
 
@@ -33,6 +34,7 @@ class Fault:
     """What happens on one rank in one step (`slow`: in each step from that one on).
 
     nan_loss, nan_grad and spike spoil a batch, whenever it comes: after a rollback that skips it, it comes no more.
+    slow_save and quota are about the save of a step, on rank 0: it takes `seconds` longer, or its quota is used up.
     """
 
     rank: int
@@ -60,6 +62,7 @@ class Injector:
         text = os.environ.get(VARIABLE, "") if text is None else text
         faults = [Fault.parse(part) for part in text.split(";") if part.strip()]
         self.faults = [fault for fault in faults if fault.rank == rank]
+        self._event = event
         for fault in self.faults:
             print(f"WARNING: {VARIABLE} is set: {fault.do} on rank {rank} in step {fault.step}", flush=True)
             event("injected", rank=rank, fault=fault.do, step=fault.step)
@@ -70,6 +73,8 @@ class Injector:
     def before_step(self, step: int) -> None:
         """Do what is asked for at the start of `step`."""
         for fault in self.faults:
+            if fault.step == step:
+                self._event("fault", rank=fault.rank, fault=fault.do, step=step)
             if fault.step == step or (fault.do == "slow" and step >= fault.step):
                 _act(fault)
 
@@ -92,6 +97,14 @@ class Injector:
             with torch.no_grad():
                 next(model.parameters()).view(-1)[0] = float("nan")
 
+    def save(self, step: int) -> None:
+        """Hold up or fail the save of `step` if that is asked for; called in the writer's thread."""
+        for fault in self.faults:
+            if fault.step == step and fault.do == "slow_save":
+                time.sleep(fault.seconds)
+        if self.wants(step, "quota"):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
 
 def _act(fault: Fault) -> None:
     signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM, "usr2": signal.SIGUSR2}
@@ -101,6 +114,10 @@ def _act(fault: Fault) -> None:
         raise InjectedError(f"asked for by {VARIABLE} in step {fault.step}")
     elif fault.do == "exit":
         os._exit(0)
+    elif fault.do == "segfault":
+        ctypes.string_at(0)
+    elif fault.do == "abort":
+        os.abort()
     elif fault.do in ("sleep", "slow"):
         time.sleep(fault.seconds)
     elif fault.do == "gil":

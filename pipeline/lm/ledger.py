@@ -12,6 +12,9 @@ WRITE_SECONDS = 10.0  # a killed attempt loses the account of at most this much
 MARKS = 64  # saves remembered, more than checkpoints are kept
 
 
+Mark = tuple[int, float, float]  # (step, seconds in steps, in data) where a checkpoint was taken
+
+
 class Ledger:
     """The account of one attempt. `began` is when its job script started (unix s)."""
 
@@ -21,9 +24,10 @@ class Ledger:
         self.seconds["startup"] = max(0.0, time.time() - began)
         self.kind = "startup"
         self.first: int | None = None  # the step that this attempt went on from
-        self.marks: list[tuple[int, float, float]] = []  # (step, seconds in steps, in data) at each checkpoint
+        self.marks: list[Mark] = []  # of the checkpoints that are on disk
         self._last = time.monotonic()
         self._written = self._last
+        self._due = False
 
     def enter(self, kind: str) -> None:
         """Book the time until now on the kind that was current; from now on it is `kind`."""
@@ -41,10 +45,16 @@ class Ledger:
         finally:
             self.enter(former)
 
-    def mark(self, step: int) -> None:
-        """Note that the state of `step` is on disk: what was done up to here is not lost any more."""
+    def here(self, step: int) -> Mark:
+        """Return the mark of `step`, to be set when a checkpoint of it is on disk: a save may be killed half way."""
+        self.enter(self.kind)
         self.first = step if self.first is None else self.first
-        self.marks = [*self.marks[1 - MARKS :], (step, self.seconds["step"], self.seconds["data"])]
+        return step, self.seconds["step"], self.seconds["data"]
+
+    def mark(self, mark: Mark) -> None:
+        """Note that this state is on disk: what was done up to it is not lost any more. Any thread may call it."""
+        self.marks = [*self.marks[1 - MARKS :], mark]
+        self._due = True  # the account on disk must not lag behind the checkpoints there
 
     def roll_back(self, step: int) -> None:
         """Book what was done since `step` as repeated."""
@@ -55,7 +65,8 @@ class Ledger:
 
     def write(self, *, now: bool = False) -> None:
         """Write the account if it is due, or `now`."""
-        if now or time.monotonic() - self._written > WRITE_SECONDS:
+        if now or self._due or time.monotonic() - self._written > WRITE_SECONDS:
+            self._due = False
             self.enter(self.kind)
             self._written = self._last
             self._write(self.to_json())

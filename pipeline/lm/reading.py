@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from pipeline.lm.contents import CheckpointError, Chunk, Contents, DamagedError, StoredTensor, missing
+from pipeline.lm.contents import CheckpointError, Chunk, Contents, DamagedError, StoredTensor, again, missing
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -125,17 +125,21 @@ def hash_file(path: Path, expected: str) -> None:
 def _read_file(path: Path, expected: str, pieces: list[Piece]) -> None:
     """Read a file whole; put the pieces in their places; compare the hash."""
     try:
-        with path.open("rb", buffering=0) as file, ThreadPoolExecutor(max_workers=1) as thread:
-            reader = _HashingReader(file, thread)
-            for piece in sorted(pieces, key=lambda piece: piece.chunk.byte):
-                reader.skip_to(piece.chunk.byte)
-                _read_piece(reader, piece)
-            reader.skip_to(None)
-            digest = reader.digest()
+        digest = again(lambda: _fill_and_hash(path, pieces))
     except OSError as error:
         raise missing(path, error) from error
     if digest != expected:
         raise DamagedError(f"{path}: its sha256 is not the one that was written")
+
+
+def _fill_and_hash(path: Path, pieces: list[Piece]) -> str:
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(max_workers=1) as thread:
+        reader = _HashingReader(file, thread)
+        for piece in sorted(pieces, key=lambda piece: piece.chunk.byte):
+            reader.skip_to(piece.chunk.byte)
+            _read_piece(reader, piece)
+        reader.skip_to(None)
+        return reader.digest()
 
 
 def _read_piece(reader: _HashingReader, piece: Piece) -> None:

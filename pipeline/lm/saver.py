@@ -95,11 +95,12 @@ class Saver:
         started = time.monotonic()
         tensors, groups = training_state(model, optimizers)
         staged = stage(tensors, self.buffer)
+        expected = self.newest is not None  # there are checkpoints in the folder
         self.newest, stall = step, time.monotonic() - started
         values = {"progress": progress, GROUPS: groups}
 
         def work() -> None:
-            path = self._write(step, staged, values)
+            path = self._write(step, staged, values, expected)
             if path is not None:
                 seconds = time.monotonic() - started
                 self.hooks.on_saved(Saved(path, step, staged.total_bytes, stall, seconds))
@@ -147,7 +148,7 @@ class Saver:
         self.thread = threading.Thread(target=run, name="checkpoint writer", daemon=True)
         self.thread.start()
 
-    def _write(self, step: int, staged: Staged, values: dict[str, Any]) -> Path | None:
+    def _write(self, step: int, staged: Staged, values: dict[str, Any], expected: bool) -> Path | None:
         """Write this rank's file, then on rank 0 the rest; return the checkpoint there."""
         name = f".{step_name(step)}.{staged.nonce}.tmp"
         temporary = self.folder / name
@@ -158,6 +159,10 @@ class Saver:
             _raise_if_failed(record)
             return None
         try:
+            if not expected:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            elif not self.folder.is_dir():
+                raise StorageError(f"{self.folder}: it is gone, with the checkpoints in it; put it back, then resume")
             remove_leftovers(self.folder)
             check_space(self.folder, staged.total_bytes)
             temporary.mkdir()
@@ -172,7 +177,7 @@ class Saver:
     def _record_of(self, rank: int, temporary: Path) -> dict[str, Any]:
         """Wait for another rank's word on its file; raise what it failed of."""
         path = temporary / _record_name(rank)
-        self._wait_for(path.exists, f"{path}: rank {rank} has not written its part")
+        self._wait_for(lambda: read_json(path) is not None, f"{path}: rank {rank} has not written its part")
         record: dict[str, Any] = read_json(path)
         _raise_if_failed(record)
         path.unlink()
@@ -204,7 +209,6 @@ class Saver:
 
 def remove_leftovers(folder: Path, but: str = "") -> None:
     """Remove what killed saves and removals have left; none is in flight now, except the one named."""
-    folder.mkdir(parents=True, exist_ok=True)
     for entry in [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]:
         if entry.name != but:
             shutil.rmtree(entry, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -35,26 +36,41 @@ class OwnTime:
     steps: int = 0
     _start: float = 0.0
     _end: float = 0.0
+    _parameters: int = 0
+    _missing: float = 0  # gradients that this rank still has to add to the step; infinity before its last part
     _events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     def watch(self, model: nn.Module) -> None:
         """Note the time whenever a gradient of `model` is complete; the last one of a step counts."""
         for parameter in model.parameters():
+            self._parameters += 1
             parameter.register_post_accumulate_grad_hook(self._gradient)  # type: ignore[no-untyped-call]
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether this rank has done its share of the step; from there on it waits for the others."""
+        return self._missing <= 0
 
     def start(self) -> None:
         self._start = self._end = time.perf_counter()
+        self._missing = math.inf
         if self.device != "cpu":
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             first.record()
             self._events.append((first, last))
 
+    def last_part(self) -> None:
+        """Note that the backward pass that begins now is the last of this step."""
+        self._missing = self._parameters
+
     def _gradient(self, parameter: Tensor) -> None:
         self._end = time.perf_counter()
+        self._missing -= 1
         if self._events:
             self._events[-1][1].record()
 
     def end(self) -> None:
+        self._missing = 0
         self.seconds += self._end - self._start
         self.steps += 1
 

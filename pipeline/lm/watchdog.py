@@ -20,6 +20,7 @@ GRACE_SECONDS = 10.0
 REPORT_SECONDS = 5.0
 # The watchdog itself needs the interpreter; code that never gives it up is ended this much later, by a C thread.
 INTERPRETER_SECONDS = 10.0
+NAMED = 8  # ranks named at most
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Around:
     stop_reason: Callable[[], str | None]
     verdict: Callable[[], dict[str, Any] | None]  # of this attempt, once a rank has written one
     event: Callable[..., None]  # event(kind, **details), from any rank
+    hangs: Callable[[], list[dict[str, Any]]]  # the events "hang" of this attempt, of all ranks
     end: Callable[[str, str, int | None], None]  # end(verdict, reason, step) leaves a verdict and the process
 
 
@@ -57,6 +59,7 @@ class Watchdog:
     fellows: list[Rank] = field(default_factory=list)
     step: int | None = None
     what: str = "start-up"
+    waits: Callable[[], bool] = lambda: False  # whether this rank has done its share and waits for the others
 
     def __post_init__(self) -> None:
         self._stepped = False
@@ -115,20 +118,38 @@ class Watchdog:
         return time.monotonic() > self._over + GRACE_SECONDS
 
     def _hang(self) -> None:
-        """Say where this rank stands, wait for the others, kill those of this machine that cannot speak, and end."""
+        """Say where this rank stands, hear the others, kill those of this machine that cannot speak, and end."""
+        waits = self.waits()  # before anything else takes time
         after = "no step yet" if self.step is None else f"after step {self.step}"
-        reason = f"hang: rank {self.me.rank} on {self.me.host}, {after}: {self.what} took longer than {self.limit:g} s"
-        print(f"\n{reason}. All Python stacks of process {self.me.pid}:", file=sys.stderr, flush=True)
+        reason = f"{after}: {self.what} took longer than {self.limit:g} s"
+        print(f"\nhang: {self.me}, {reason}. All its Python stacks:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         sys.stderr.flush()
-        self.around.event("hang", rank=self.me.rank, step=self.step, what=self.what, limit=self.limit)
+        self.around.event("hang", rank=self.me.rank, step=self.step, what=self.what, limit=self.limit, waits=waits)
         time.sleep(REPORT_SECONDS)
+        culprits, why = blame(self.fellows, self.around.hangs())
+        named = ", ".join(map(str, culprits[:NAMED])) + (" and more" if len(culprits) > NAMED else "")
         for rank in self.fellows:
             if rank != self.me and rank.host == self.me.host and is_stopped(rank.pid):
-                print(f"{rank} is stopped or in the kernel and said nothing; killed", file=sys.stderr, flush=True)
-                self.around.event("hang", rank=rank.rank, step=self.step, what="stopped process", limit=self.limit)
+                print(f"{rank} is stopped or in the kernel; killed", file=sys.stderr, flush=True)
+                self.around.event("rank killed", rank=rank.rank, step=self.step, reason="stopped or in the kernel")
                 os.kill(rank.pid, signal.SIGKILL)
-        self.around.end("hang", reason, self.step)
+        self.around.end("hang", f"hang: {named or self.me}, {reason}{why}", self.step)
+
+
+def blame(fellows: list[Rank], hangs: list[dict[str, Any]]) -> tuple[list[Rank], str]:
+    """Return the ranks that hold the others up and how that is known: those that are silent, else those that work on.
+
+    Nobody, where all say the same: then it is the network, or something that all of them do.
+    """
+    said = {report.get("rank"): report for report in hangs}
+    silent = [rank for rank in fellows if rank.rank not in said]
+    if silent:
+        return silent, "; silent since: stopped, in the kernel, or in code that keeps the interpreter"
+    busy = [rank for rank in fellows if not said[rank.rank].get("waits")]
+    if len(busy) < len(fellows):
+        return busy, "; still in its own share of the step, while the others wait" if busy else ""
+    return [], ""
 
 
 def is_stopped(pid: int) -> bool:

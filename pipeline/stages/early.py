@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
 AGAIN_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 STARTED = time.time()
+PARENT = os.getppid()
 
 
 class Stopped(BaseException):
@@ -35,6 +37,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.rank_lost = False  # it is torchrun's, which ends the other ranks when one has failed
         self._raises = False
 
     def install(self) -> None:
@@ -43,7 +46,9 @@ class Signals:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.name = self.name or signal.Signals(number).name
+        if self.name is None:
+            self.rank_lost = number == signal.SIGTERM and _siblings_are_missing()
+            self.name = signal.Signals(number).name
         self.check()
 
     def check(self) -> None:
@@ -70,6 +75,20 @@ class Signals:
         """Let no further signal tear what is written last."""
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _siblings_are_missing() -> bool:
+    """Tell whether the parent, a torchrun, has fewer living children than it started; False where that is not known."""
+    expected, parent = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), Path(f"/proc/{PARENT}")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.getppid() != PARENT:  # or the launcher itself was killed
+        return False
+    try:
+        lists = [path.read_text().split() for path in parent.glob("task/*/children")]
+        children = [Path(f"/proc/{pid}/stat").read_text() for pids in lists for pid in pids]
+    except OSError:
+        return bool(parent.is_dir())  # one went away while we looked
+    alive = [stat for stat in children if stat.rpartition(")")[2].split()[0] not in "ZX"]
+    return bool(lists) and len(alive) < expected
 
 
 def die_with_parent() -> None:

@@ -9,21 +9,32 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
-from pipeline.errors import EXIT_DONE, EXIT_FAILED, BadNodesError, UserError
+from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, BadNodesError, UserError
+from pipeline.files import write_text
 from pipeline.owner import NotOwnerError, belongs_to, check_owner, disown, owned, process_start
 from pipeline.run import Run
 from pipeline.stages.early import SIGNALS, STARTED, Stopped
-from pipeline.verdict import COMPLETE, CRASH, EXIT_CODES, OF_EXIT_CODE, STOPPED, verdict_since, write_verdict
+from pipeline.verdict import (
+    COMPLETE,
+    CRASH,
+    EXIT_CODES,
+    OF_EXIT_CODE,
+    STOPPED,
+    say,
+    script_began,
+    verdict_since,
+    write_verdict,
+)
 
 FORMER_OWNER_SECONDS = 60
-STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 # A rank whose partner has failed gets a network error within moments; the partner's own error says more.
 FIRST_ERROR_SECONDS = 3.0
 
@@ -57,10 +68,7 @@ class Attempt:
     @property
     def began(self) -> float:
         """Return when the job script started (unix s); start-up time is counted from here."""
-        try:
-            return float(os.environ["PIPELINE_STARTED"])
-        except (KeyError, ValueError):
-            return STARTED
+        return script_began() or STARTED
 
 
 Body = Callable[[Run, Config, Attempt], int | None]
@@ -100,7 +108,10 @@ def run_stage(stage: str, body: Body, *, polls: bool = False, owns: bool = True)
     run = Run(Path(sys.argv[1]).absolute())
 
     def work() -> int | None:
-        if SIGNALS.name is not None or run.warned(attempt.job_id, attempt.number).is_file():
+        warned = run.warned(attempt.job_id, attempt.number)
+        if SIGNALS.name is not None and not SIGNALS.rank_lost and attempt.world_size > 1:
+            write_text(warned, SIGNALS.name)  # the others would wait for this rank
+        if SIGNALS.name is not None or warned.is_file():
             raise Stopped("stopped before the stage began")
         return body(Run.open(run.root), load_run_config(run.config), attempt)
 
@@ -138,15 +149,15 @@ def _end_by(run: Run, attempt: Attempt, error: BaseException, *, owner: bool = T
     if not isinstance(error, Exception):
         raise error
     if isinstance(error, LostRankError) and (first := _first_verdict(run, attempt)) is not None:
-        print(f"rank {attempt.rank} ends, since another has failed: {first['reason']}", file=sys.stderr)
+        say(f"rank {attempt.rank} ends, since another has failed: {first['reason']}")
         return EXIT_CODES.get(str(first["verdict"]), EXIT_FAILED)
     reason = f"{type(error).__name__}: {error}" if not isinstance(error, LostRankError) else str(error)
     storage = isinstance(error, OSError) and error.errno in STORAGE_ERRORS
     if attempt.world_size > 1:
         reason = f"rank {attempt.rank}: {reason}"
     if not isinstance(error, LostRankError):  # its own traceback is only that of the broken connection
-        print(f"{attempt.stage}: first error, on rank {attempt.rank}:", file=sys.stderr)
-        traceback.print_exception(error)
+        lines = "".join(traceback.format_exception(error))
+        say(f"{attempt.stage}: first error, on rank {attempt.rank}:\n{lines}")
     return _end(run, attempt, "storage" if storage else CRASH, reason, None, owner=owner)
 
 
@@ -207,17 +218,25 @@ def _end(
 ) -> int:
     """Leave the verdict. Rank 0 speaks for all; another rank only where it is the first to fail."""
     SIGNALS.ignore()
+    verdict, reason = _believed(verdict, reason)
     if reason:
-        print(f"{attempt.stage}: {reason}", file=sys.stderr)
+        say(f"{attempt.stage}: {reason}")
     try:
         if not owner or belongs_to(run.owner_of(attempt.stage), attempt.job_id, attempt.number):
             _record(run, attempt, verdict, reason, step, nodes)
     except OSError as error:
-        print(f"cannot write the verdict: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        say(f"cannot write the verdict: {error}")
+        return EXIT_STORAGE
     if verdict == STOPPED and attempt.world_size > 1:
         return EXIT_DONE  # or torchrun takes it for a failure and kills the ranks that are still saving
     return EXIT_CODES[verdict]
+
+
+def _believed(verdict: str, reason: str) -> tuple[str, str]:
+    """Return a stop that nobody asked for as what it is: torchrun's end of the ranks that outlive another one."""
+    if verdict == STOPPED and SIGNALS.rank_lost:
+        return CRASH, "another rank was killed, or ended before it could leave a verdict; its error is further up"
+    return verdict, reason
 
 
 def _record(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None, nodes: Sequence[str]) -> None:
@@ -244,13 +263,14 @@ def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
     try:
         if attempt.rank == 0:
             check_owner(run.owner_of(attempt.stage))
-        print(f"{attempt.stage}: {reason}", file=sys.stderr, flush=True)
+        verdict, reason = _believed(verdict, reason)
+        say(f"{attempt.stage}: {reason}")
         _abandoned_verdict(run, attempt, verdict, reason, step)
         code = EXIT_CODES[verdict] if attempt.world_size == 1 or verdict != STOPPED else EXIT_DONE
         if attempt.rank == 0:
             disown(run.owner_of(attempt.stage))
     except Exception as error:
-        print(f"{attempt.stage}: {error}", file=sys.stderr, flush=True)
+        say(f"{attempt.stage}: {error}")
     finally:
         leave(code)
 
@@ -264,7 +284,7 @@ def _abandoned_verdict(run: Run, attempt: Attempt, verdict: str, reason: str, st
 
 def _superseded(run: Run, attempt: Attempt, error: NotOwnerError) -> int:
     """End without a verdict: the Run belongs to another attempt, which would read it."""
-    print(f"{attempt.stage}: {error}", file=sys.stderr)
+    say(f"{attempt.stage}: {error}")
     _event(run, attempt, "superseded", reason=str(error))
     if attempt.world_size > 1:
         leave(EXIT_FAILED)
@@ -273,6 +293,7 @@ def _superseded(run: Run, attempt: Attempt, error: NotOwnerError) -> int:
 
 def leave(code: int) -> None:
     """End this process at once, whatever its other threads wait for."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)

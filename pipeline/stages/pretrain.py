@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pipeline.config import Config
-from pipeline.files import read_json, write_json
+from pipeline.files import read_json, read_lines, write_json
 from pipeline.lm.batches import Batches
 from pipeline.lm.hardware import Hardware, choose_hardware, end_ranks, start_ranks
 from pipeline.lm.ledger import Ledger
@@ -59,6 +59,8 @@ def _train(run: Run, config: Config, attempt: Attempt, hardware: Hardware, watch
     shards = TokenShards(run.data, "train")
     batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
     files = _files(run, attempt, watchdog)
+    if attempt.rank == 0:
+        files.ledger.write(now=True)  # from here on its time is accounted for, however it ends
     trainer = Trainer(config, hardware, batches, files, {"tokenizer": shards.tokenizer_fingerprint})
     try:
         return trainer.train()
@@ -84,9 +86,18 @@ def _watchdog(run: Run, config: Config, attempt: Attempt) -> Watchdog:
         stop_reason=lambda: stop_reason(run, attempt),
         verdict=lambda: verdict_since(run, attempt.job_id, attempt.number, early.STARTED),
         event=_event(run, attempt),
+        hangs=lambda: _hangs(run, attempt),
         end=lambda verdict, reason, step: abandon(run, attempt, verdict, reason, step),
     )
     return Watchdog(me, around, config.pretrain.first_step_timeout, config.pretrain.hang_timeout)
+
+
+def _hangs(run: Run, attempt: Attempt) -> list[dict[str, Any]]:
+    """Return what the ranks of this attempt have told of a hang."""
+    mine = {"event": "hang", "job_id": attempt.job_id, "attempt": attempt.number}
+    return [
+        event for event in read_lines(run.events) if mine.items() <= event.items() and event["time"] >= early.STARTED
+    ]
 
 
 def _meet(me: Rank) -> list[Rank]:

@@ -1,8 +1,9 @@
-"""Kill a chain with SIGKILL at random moments, again and again, and compare its results with an undisturbed twin.
+"""Kill a chain with SIGKILL in each of its stages, again and again, and compare its results with an undisturbed twin.
 
-`nox -s faults -- [--kills N] [--seed N]`. Every round kills everything that belongs to the Run, in no order: the
-scheduler, the job script, the stage. Then the same command is given again. At the end tokens, losses, weights, scores
-and samples must be those of the twin, and no process, temporary file or foreign checkpoint may be left.
+`python tests/faults/kill_chain.py [--kills N] [--seed N]`. Every round kills everything that belongs to the Run, in no
+order: the scheduler, the job script, the stage. Then the same command is given again. The moments are random ones of
+each stage. At the end tokens, losses, weights, scores and samples must be those of the twin, and no process, temporary
+file or foreign checkpoint may be left.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "tests"), str(PROJECT / "tests" / "faults")]
 
-from conftest import MICRO, environment, write_corpus  # noqa: E402
+import table  # noqa: E402
+from micro import MICRO, environment, write_corpus  # noqa: E402
 
 from pipeline.files import read_json, read_lines  # noqa: E402
+from pipeline.goodput import read_split  # noqa: E402
+from pipeline.plan import STAGES  # noqa: E402
 from pipeline.run import Run  # noqa: E402
 
 OVERRIDES = (
@@ -64,28 +70,58 @@ def processes_of(run: Run) -> list[int]:
 
 
 def kill_all(chain: subprocess.Popen[bytes], run: Run, shuffle: random.Random) -> None:
-    """SIGKILL the scheduler and all that it started, in random order."""
-    pids = [chain.pid, *processes_of(run)]
-    shuffle.shuffle(pids)
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        time.sleep(shuffle.choice([0, 0, 0.05]))
-    chain.wait(timeout=30)
+    """SIGKILL the scheduler and all that it started, in random order; again, for what was just being started."""
+    pids, deadline = [chain.pid, *processes_of(run)], time.monotonic() + 30
+    while pids:
+        assert time.monotonic() < deadline, f"still there: {pids}"
+        shuffle.shuffle(pids)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(shuffle.choice([0, 0, 0.05]))
+        chain.wait(timeout=30)
+        time.sleep(0.1)
+        pids = processes_of(run)
 
 
-def where(run: Run) -> str:
-    """Say how far the Run has come, for the table."""
-    if not run.config.is_file():
-        return "making the Run"
-    if not run.index.is_file():
-        return "tokenize"
+def spread(kills: int, chance: random.Random) -> list[tuple[str, float]]:
+    """Return stage and share of its time for each kill: every stage gets its part, pretrain what is left over."""
+    counts = {stage: kills // (len(STAGES) + 1) for stage in STAGES}
+    counts["pretrain"] += kills - sum(counts.values())
+    return [
+        (stage, share) for stage in STAGES for share in sorted(chance.uniform(0, 0.5) for _ in range(counts[stage]))
+    ]
+
+
+def running_stage(run: Run, since: float) -> str | None:
+    """Return the stage that was started last, if it was after `since` (unix s) and still runs."""
+    for job in (read_json(run.jobs) or {"jobs": []})["jobs"]:
+        if job["state"] == "running" and (job["started"] or 0) >= since:
+            return str(job["stage"])
+    return None
+
+
+def seconds_of_stages(run: Run) -> dict[str, float]:
+    return {job["stage"]: job["ended"] - job["started"] for job in read_json(run.jobs)["jobs"]}
+
+
+def kill_in(stage: str, seconds: float, config: Path, run: Run, shuffle: random.Random) -> str:
+    """Start the chain, kill it `seconds` after `stage` has begun; return where it was."""
+    since, deadline = time.time(), time.monotonic() + CHAIN_SECONDS
+    chain = start(config, "micro")
+    while running_stage(run, since) != stage and chain.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    moment = time.monotonic() + seconds
+    while time.monotonic() < moment and running_stage(run, since) == stage and chain.poll() is None:
+        time.sleep(0.02)
+    place = (running_stage(run, since) or "between two stages") if chain.poll() is None else "already complete"
+    kill_all(chain, run, shuffle)
     steps = read_lines(run.metrics)
-    if 400 not in run.checkpoint_steps():
-        return f"pretrain, step {steps[-1]['step'] if steps else 0}"
-    return "inference" if list(run.root.glob("scores/*-00000400/*.json")) else "evaluate"
+    print(
+        f"kill in {stage}, {seconds:.1f} s after its start: {place}, step {steps[-1]['step'] if steps else 0}",
+        flush=True,
+    )
+    return place
 
 
 def results(run: Run) -> dict[str, object]:
@@ -114,31 +150,25 @@ def main() -> int:
         config.write_text(MICRO.format(runs=root / "runs", corpus=root / "corpus"), encoding="utf-8")
         run, twin = Run(root / "runs" / "micro"), Run(root / "runs" / "twin")
 
-        began = time.monotonic()
         if start(config, "twin").wait(timeout=CHAIN_SECONDS) != 0:
             sys.stderr.write((root / "twin.log").read_text())
             return 1
-        whole = time.monotonic() - began
-        print(f"twin: {whole:.1f} s undisturbed")
-
-        # The moments are drawn over the whole chain, each counted from where the last kill left it.
-        moments = sorted(shuffle.uniform(0, whole) for _ in range(options.kills))
-        for number, (last, moment) in enumerate(zip([0.0, *moments], moments, strict=False), start=1):
-            chain = start(config, "micro")
-            # A restart repeats its start-up; without it later kills would never get past the first stages.
-            deadline = time.monotonic() + max(0.5, moment - last) + (4.0 if number > 1 else 0.0)
-            while time.monotonic() < deadline and chain.poll() is None:
-                time.sleep(0.02)
-            place = where(run) if chain.poll() is None else "already complete"
-            kill_all(chain, run, shuffle)
-            print(f"kill {number:2}: {place}", flush=True)
-            if left := processes_of(run):
-                print(f"still there: {left}")
-                return 1
+        seconds = seconds_of_stages(twin)
+        print("twin, undisturbed: " + ", ".join(f"{stage} {took:.1f} s" for stage, took in seconds.items()))
+        hit: Counter[str] = Counter()
+        for stage, share in spread(options.kills, shuffle):
+            hit[kill_in(stage, share * seconds[stage], config, run, shuffle)] += 1
         if start(config, "micro").wait(timeout=CHAIN_SECONDS) != 0:
             sys.stderr.write((root / "micro.log").read_text())
             return 1
-        return compare(results(run), results(twin), run)
+        if missed := [stage for stage in STAGES if not hit[stage]]:
+            print(f"no kill hit {missed}: {dict(hit)}")
+        failed = compare(results(run), results(twin), run) or bool(missed) or bool(processes_of(run))
+        split = read_split(run)
+        table.add(
+            f"a chain killed {options.kills} times", not failed, str(dict(hit)), split.goodput if split else None
+        )  # fmt: skip
+        return int(failed)
 
 
 def compare(got: dict[str, object], wanted: dict[str, object], run: Run) -> int:

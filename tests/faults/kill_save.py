@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(PROJECT)]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "tests" / "faults")]
 
+import table  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -183,10 +184,9 @@ def kill_everywhere(root: Path, every: int) -> None:
             assert killed_save(folder, at, mode), f"operation {at} was not reached"
             steps[check(folder)] += 1
             shutil.rmtree(folder)
-        print(
-            f"killed {mode:6} {sum(steps.values()):3} times: resumed from step {dict(sorted(steps.items()))}",
-            flush=True,
-        )
+        said = f"{sum(steps.values())} times, resumed from step {dict(sorted(steps.items()))}"
+        print(f"killed {mode:6} {said}", flush=True)
+        table.add(f"a save is killed at each operation: {mode}", True, said)
 
 
 def flip_everywhere(root: Path, every: int) -> None:
@@ -207,7 +207,9 @@ def flip_everywhere(root: Path, every: int) -> None:
         path.write_bytes(content)
         # The blanks between the words of the manifest's JSON mean nothing.
         assert not b"".join(unseen).strip(), unseen
-        print(f"flipped {len(range(0, len(content), stride)):4} bits of {path.name}: all found or without a meaning")
+        said = f"{len(range(0, len(content), stride))} bits: all found or without a meaning"
+        print(f"flipped {path.name}: {said}")
+        table.add(f"bits flipped in {path.name}", True, said)
     verify(checkpoint)
 
 
@@ -229,6 +231,7 @@ def fill_a_disk(root: Path) -> None:
             except OSError:
                 print("full disk: filled to the last page")
         refused_save(root)  # by the disk itself
+        table.add("a save to a full disk", True)
     finally:
         subprocess.run(["umount", root], check=True)
 

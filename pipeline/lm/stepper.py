@@ -1,0 +1,128 @@
+"""One optimizer step: a pure function of the state before it and of (seed, step)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline import sizes
+from pipeline.config import Config
+from pipeline.errors import DivergedError
+from pipeline.lm.batches import Batches
+from pipeline.lm.hardware import Hardware
+from pipeline.lm.inject import Injector
+from pipeline.lm.ledger import Ledger
+from pipeline.lm.model import Transformer
+from pipeline.lm.optim import build_optimizers, learning_rate_scale, set_learning_rate
+from pipeline.lm.stragglers import OwnTime
+
+
+class Stepper:
+    """Model, optimizers and data of one Run, on this rank; what a checkpoint holds, but for the loop's counters."""
+
+    def __init__(
+        self, config: Config, hardware: Hardware, batches: Batches, injector: Injector, ledger: Ledger
+    ) -> None:
+        self.config, self.hardware, self.batches = config, hardware, batches
+        self.injector, self.ledger = injector, ledger
+        self.model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
+        self.model.init_weights(config.seed)
+        self.model.to(hardware.device)
+        self.optimizers = build_optimizers(self.model, config.pretrain)
+        self.parallel: nn.Module = self.model
+        if hardware.world_size > 1:
+            self.parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        self.forward: Callable[..., Tensor] = torch.compile(self.parallel) if hardware.compile else self.parallel
+        self.step = self.tokens = self.batch_offset = 0
+        self.stepped = False  # by this process
+        self.own_time = OwnTime(hardware.device)
+        if hardware.world_size > 1:
+            self.own_time.watch(self.model)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    def make_step(self) -> tuple[float, float]:
+        """Make one optimizer step; return the loss (nats per token, over the global batch) and the gradient's norm.
+
+        Raises DivergedError on all ranks alike, with the model unchanged, where one of the two is not finite on any.
+        """
+        pretrain = self.config.pretrain
+        scale = learning_rate_scale(
+            self.step, pretrain.max_steps, warmup_steps=pretrain.warmup_steps, schedule=pretrain.schedule,
+            decay_fraction=pretrain.decay_fraction, final_ratio=pretrain.min_learning_rate_ratio,
+        )  # fmt: skip
+        set_learning_rate(self.optimizers, scale)
+        share = self._backward()
+        self.injector.gradients(self.step + self.batch_offset + 1, self.model)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), pretrain.grad_clip or math.inf)
+        loss, diverged = self._agreed_loss(share, norm)
+        if diverged:
+            raise DivergedError(
+                f"step {self.step + 1}: loss {loss}, gradient norm {norm.item()}; nothing of it was saved. "
+                "Lower pretrain.learning_rate or pretrain.muon_learning_rate, or raise warmup_steps"
+            )
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.forget_gradients()
+        self.step += 1
+        self.tokens += sizes.tokens_per_step(self.config)
+        self.injector.weights(self.step, self.model)
+        self.stepped = True
+        return loss, norm.item()
+
+    def forget_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def refuse_non_finite(self) -> None:
+        """Raise DivergedError on all ranks if any weight is not finite: the newest checkpoint must stay healthy."""
+        weights = [parameter.detach() for parameter in self.model.parameters()]
+        bad = (~torch.isfinite(nn.utils.get_total_norm(weights))).to(torch.int32)
+        if self.hardware.world_size > 1:
+            dist.all_reduce(bad, dist.ReduceOp.MAX)
+        if bad.item():
+            raise DivergedError(f"step {self.step}: a weight is not finite; this step was not saved")
+
+    def _backward(self) -> Tensor:
+        """Accumulate the gradient of the mean loss over the global batch; return this rank's part x world size."""
+        pretrain, world_size = self.config.pretrain, self.hardware.world_size
+        self.own_time.start()
+        self.injector.before_step(self.step + 1)
+        with self.ledger.during("data"):
+            rows = self.batches.batch(self.step + self.batch_offset, self.hardware.rank, world_size)
+        # The first step compiles: that is start-up.
+        self.ledger.enter("step" if self.stepped or not self.hardware.compile else "startup")
+        batch = torch.from_numpy(rows).to(self.hardware.device, non_blocking=True)
+        micro = pretrain.micro_batch_size or len(batch)
+        # DDP takes the mean over ranks, each of which holds 1 / world_size of the tokens.
+        share = world_size / sizes.tokens_per_step(self.config)
+        total = torch.zeros((), device=self.hardware.device)
+        parts = torch.split(batch, micro)
+        for number, part in enumerate(parts, start=1):
+            if isinstance(self.parallel, DistributedDataParallel):
+                self.parallel.require_backward_grad_sync = number == len(parts)
+            with self.hardware.autocast():
+                loss = self.forward(part[:, :-1], part[:, 1:], reduction="sum") * share
+            loss = self.injector.loss(self.step + self.batch_offset + 1, loss)
+            if number == len(parts):
+                self.own_time.last_part()
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        self.own_time.end()
+        return total
+
+    def _agreed_loss(self, share: Tensor, norm: Tensor) -> tuple[float, bool]:
+        """Return the mean loss over all ranks, and whether any rank saw something that is not finite."""
+        both = torch.stack([share, (~torch.isfinite(share + norm)).to(share)])
+        if self.hardware.world_size > 1:
+            dist.all_reduce(both, dist.ReduceOp.SUM)
+            both[0] /= self.hardware.world_size
+        loss, diverged = both.tolist()
+        return loss, diverged > 0
