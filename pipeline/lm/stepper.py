@@ -40,6 +40,7 @@ class Stepper:
         self.forward: Callable[..., Tensor] = torch.compile(self.parallel) if hardware.compile else self.parallel
         self.step = self.tokens = self.batch_offset = 0
         self.stepped = False  # by this process
+        self._settled = hardware.world_size == 1
         self.own_time = OwnTime(hardware.device)
         if hardware.world_size > 1:
             self.own_time.watch(self.model)
@@ -92,31 +93,49 @@ class Stepper:
 
     def _backward(self) -> Tensor:
         """Accumulate the gradient of the mean loss over the global batch; return this rank's part x world size."""
-        pretrain, world_size = self.config.pretrain, self.hardware.world_size
+        world_size = self.hardware.world_size
+        self._settle_sums()
         self.own_time.start()
         self.injector.before_step(self.step + 1)
         with self.ledger.during("data"):
-            rows = self.batches.batch(self.step + self.batch_offset, self.hardware.rank, world_size)
+            parts = self._parts()
         # The first step compiles: that is start-up.
         self.ledger.enter("step" if self.stepped or not self.hardware.compile else "startup")
-        batch = torch.from_numpy(rows).to(self.hardware.device, non_blocking=True)
-        micro = pretrain.micro_batch_size or len(batch)
         # DDP takes the mean over ranks, each of which holds 1 / world_size of the tokens.
         share = world_size / sizes.tokens_per_step(self.config)
         total = torch.zeros((), device=self.hardware.device)
-        parts = torch.split(batch, micro)
         for number, part in enumerate(parts, start=1):
             if isinstance(self.parallel, DistributedDataParallel):
                 self.parallel.require_backward_grad_sync = number == len(parts)
-            with self.hardware.autocast():
-                loss = self.forward(part[:, :-1], part[:, 1:], reduction="sum") * share
-            loss = self.injector.loss(self.step + self.batch_offset + 1, loss)
+            loss = self.injector.loss(self.step + self.batch_offset + 1, self._loss(part) * share)
             if number == len(parts):
                 self.own_time.last_part()
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.own_time.end()
         return total
+
+    def _settle_sums(self) -> None:
+        """Make this process's first backward pass, for nothing.
+
+        By it DDP settles which gradients share a bucket, and with three ranks or more the place in a bucket decides in
+        which order they are added. Without it a resumed run's first step would differ in the last bits from its twin's.
+        """
+        if not self._settled:
+            self._loss(self._parts()[-1]).backward()  # type: ignore[no-untyped-call]
+            self.forget_gradients()
+            self._settled = True
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        """Return this rank's rows of the step's batch, cut into micro-batches."""
+        rows = self.batches.batch(self.step + self.batch_offset, self.hardware.rank, self.hardware.world_size)
+        batch = torch.from_numpy(rows).to(self.hardware.device, non_blocking=True)
+        return torch.split(batch, self.config.pretrain.micro_batch_size or len(batch))
+
+    def _loss(self, part: Tensor) -> Tensor:
+        """Return the sum of the losses of all tokens of a micro-batch."""
+        with self.hardware.autocast():
+            return self.forward(part[:, :-1], part[:, 1:], reduction="sum")
 
     def _agreed_loss(self, share: Tensor, norm: Tensor) -> tuple[float, bool]:
         """Return the mean loss over all ranks, and whether any rank saw something that is not finite."""

@@ -20,6 +20,7 @@ GRACE_SECONDS = 10.0
 REPORT_SECONDS = 5.0
 # The watchdog itself needs the interpreter; code that never gives it up is ended this much later, by a C thread.
 INTERPRETER_SECONDS = 10.0
+DYING_SECONDS = 3.0  # that a killed process may take from closing its connections to being gone
 NAMED = 8  # ranks named at most
 
 
@@ -91,6 +92,13 @@ class Watchdog:
     def lost(self) -> Rank | None:
         """Return a rank of this machine whose process is gone."""
         return next((rank for rank in self.fellows if rank != self.me and not self.around.is_alive(rank)), None)
+
+    def await_lost(self) -> Rank | None:
+        """Return the rank whose end has broken a connection; its process is there for a moment after its sockets."""
+        deadline = time.monotonic() + DYING_SECONDS
+        while (lost := self.lost()) is None and self.around.verdict() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return lost
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL_SECONDS):

@@ -43,7 +43,7 @@ def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
         raise
     except Exception as error:
         if hardware.world_size > 1 and _is_broken_connection(error):
-            lost = watchdog.lost()
+            lost = watchdog.await_lost()
             name = f"{lost} is gone: it was killed, or ended by itself" if lost else f"the connection broke: {error}"
             raise LostRankError(name) from error
         raise

@@ -49,7 +49,8 @@ def twins(data: Path) -> dict[int, Run]:
 def test_a_rank_fails(data: Path, twins: dict[int, Run], ranks: int, rank: int, fault: str) -> None:
     verdict, reason, reason_alone = FAULTS[fault]
     run = train(data, f"{fault}-{rank}-of-{ranks}", ranks)
-    attempt = Attempt(run, inject=f"rank={rank},step=13,do={fault}")
+    slow = "rank=0,step=9,do=slow,seconds=0.1"  # so that step 8 is on disk by step 13
+    attempt = Attempt(run, inject=f"{slow};rank={rank},step=13,do={fault}")
     assert attempt.wait(90) == 1, attempt.text()
     told = attempt.verdict
     assert told["verdict"] == verdict
