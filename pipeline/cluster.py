@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from pipeline.checks import Rule, check
-from pipeline.cluster_parts import ABSOLUTE, GPU_TYPE, GPUS, MEMORY, Login, Options, Stages
+from pipeline.cluster_parts import ABSOLUTE, GPU_TYPE, GPUS, MEMORY, MOUNT, Login, Options, Stages
 from pipeline.config import StageSection
 from pipeline.config_errors import ConfigError, Mistake
 from pipeline.config_paths import PathError, expand
@@ -24,6 +24,7 @@ from pipeline.slurm_options import SbatchOptions, SrunOptions
 from pipeline.yaml12 import load_document, shown
 
 PING_SECONDS = 3
+IMAGE_PYTHON = "/usr/bin/python3"
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 OTHER_NAMES = {
@@ -54,7 +55,7 @@ class Cluster(Section):
         str,
         Field(
             default_factory=lambda: sys.executable,
-            description="absolute interpreter that stages run with on nodes; by default the one that submits",
+            description="absolute interpreter of the stages; by default the one that submits, in an image its own",
             examples=["/shared/env/bin/python"],
         ),
         LINE,
@@ -149,6 +150,21 @@ class Cluster(Section):
         LINE,
         ABSOLUTE,
     ] = None
+    image: Annotated[
+        str | None,
+        Field(
+            description="container image that stages run in (Pyxis): a .sqsh file or a registry's; null: none",
+            examples=["/shared/images/train.sqsh"],
+        ),
+        LINE,
+    ] = None
+    mounts: Annotated[
+        list[Annotated[str, MOUNT]],
+        Field(
+            description="further folders for the container, read-only unless :rw follows",
+            examples=["[/scratch:/scratch:rw]"],
+        ),
+    ] = []
     nodes_may_submit: Annotated[bool, Field(description="whether sbatch and scontrol may be called on nodes")] = True
     confirm_gpu_hours: Annotated[
         float | None, Field(ge=0, le=1e9, description="GPU-hours of a Run from which on submit asks; null: never"), REAL
@@ -259,6 +275,8 @@ def load_cluster(path: Path, python: str) -> Cluster:
     data: dict[str, Any] = document.data
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:64] or "cluster"
     defaults: dict[str, Any] = {"name": name, "python": python, "host_python": python}
+    if data.get("image"):
+        defaults["python"] = IMAGE_PYTHON
     if data.get("scheduler") == "local":
         defaults["cores"] = local_cores()
     document.data = defaults | data

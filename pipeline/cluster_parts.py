@@ -43,6 +43,20 @@ def _gpu_type(value: object) -> object:
     return value
 
 
+def _mount(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    parts = value.split(":")
+    if "," in value:
+        raise broken_rule("holds a comma, which separates mounts; mount the folder above")
+    if len(parts) not in (2, 3) or not all(part.startswith("/") for part in parts[:2]):
+        raise broken_rule("is not a mount; write /source:/target, and :rw where it may be written")
+    if len(parts) == 3 and parts[2] not in ("ro", "rw"):
+        raise broken_rule("ends with something else than ro or rw; write /source:/target:ro")
+    return value
+
+
+MOUNT = BeforeValidator(_mount)
 ABSOLUTE, MEMORY = BeforeValidator(_absolute), BeforeValidator(_memory)
 GPUS, GPU_TYPE = BeforeValidator(_gpus), BeforeValidator(_gpu_type)
 

@@ -6,6 +6,7 @@ import shlex
 
 from pipeline.cluster import Cluster
 from pipeline.config import Config
+from pipeline.container import container_options
 from pipeline.flags import PARALLEL, gpus_of
 from pipeline.run import Run
 from pipeline.slurm_options import option_words
@@ -26,41 +27,58 @@ FOREIGN_VARIABLES = (
 ).split()
 
 
+# Set by sbatch/lib.sh; in a container they win over the image's own.
+FROM_THE_ALLOCATION = (
+    "MASTER_ADDR MASTER_PORT PIPELINE_STAGE PIPELINE_JOB_ID PIPELINE_ATTEMPT PIPELINE_STARTED PIPELINE_NODES"
+).split()
+
+
 def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
-    """Write assignments, the array LAUNCH, and the exports of every rank.
+    """Write assignments, the arrays of words that start programs, and the exports of every rank.
 
     What only the allocation can know stays a `${SLURM_…}`.
     """
-    slurm = cluster.scheduler == "slurm"
-    ranks = config.pretrain.nproc_per_node if stage in PARALLEL else 1
+    exports = _exports(stage, config, cluster, run)
     lines = [
         f"# Written by plan, sourced by sbatch/{stage}.sbatch.",
         f"SCHEDULER={cluster.scheduler}",
         f"PYTHON={shlex.quote(cluster.host_python)}",
-        *(_slurm_launch(stage, ranks, config, cluster, run) if slurm else _local_launch(stage, ranks, cluster)),
+        *_launch(stage, config, cluster, run, exports),
         f"unset {' '.join(FOREIGN_VARIABLES)}",
-        f"export PYTHONPATH={shlex.quote(str(run.snapshot))}",
-        "export PYTHONSAFEPATH=1",  # or `-m` would find `pipeline` in the folder that the script was called from
-        "export PYTHONUTF8=1",
-        "export PYTHONDONTWRITEBYTECODE=1",
+        *(f"export {name}={shlex.quote(value)}" for name, value in exports.items()),
     ]
-    if ranks > 1:
-        lines.append("export OMP_NUM_THREADS=1")  # or torchrun says so at length; each rank sets its own number later
-    if ranks > 1 and not slurm:
-        lines.append("export GLOO_SOCKET_IFNAME=lo")  # one machine: whatever its name resolves to
-    if stage == "pretrain":
-        lines.append(f"export TORCHINDUCTOR_CACHE_DIR={shlex.quote(str(run.root / 'cache' / 'inductor'))}")
-    if stage != "tokenize":
-        lines.append("export HF_HUB_OFFLINE=1")  # only tokenize may download
-    if slurm and stage in PARALLEL and (gpus := gpus_of(stage, config, cluster)):
-        lines.append(f"export PIPELINE_GPUS_PER_NODE={gpus}")
-    environment = cluster.environment() if slurm else {}
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    if environment:
-        # Each rank compares what reached it with what was exported here.
-        checked = [f"{name}={value}" for name, value in environment.items()]
-        lines.append(f"export PIPELINE_EXPECTED_ENV={shlex.quote(chr(10).join(checked))}")
     return "\n".join(lines) + "\n"
+
+
+def _exports(stage: str, config: Config, cluster: Cluster, run: Run) -> dict[str, str]:
+    """Return the environment of a Stage's processes, beside what the allocation tells them."""
+    slurm, parallel = cluster.scheduler == "slurm", stage in PARALLEL
+    several = parallel and config.pretrain.nproc_per_node > 1
+    exports = {"PYTHONPATH": str(run.snapshot)}
+    exports["PYTHONSAFEPATH"] = "1"  # a folder named pipeline where the script was called must not come first
+    exports |= {"PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if several:
+        exports["OMP_NUM_THREADS"] = "1"  # or torchrun says so at length; each rank sets its own number later
+    if several and not slurm:
+        exports["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: whatever its name resolves to
+    if stage == "pretrain":
+        exports["TORCHINDUCTOR_CACHE_DIR"] = str(run.root / "cache" / "inductor")
+    if stage != "tokenize":
+        exports["HF_HUB_OFFLINE"] = "1"  # only tokenize may download
+    if not slurm:
+        return exports
+    if parallel and (gpus := gpus_of(stage, config, cluster)):
+        exports["PIPELINE_GPUS_PER_NODE"] = str(gpus)
+    environment = cluster.environment()
+    # Each rank compares what reached it with what was exported here.
+    expected = "\n".join(f"{name}={value}" for name, value in environment.items())
+    return exports | environment | ({"PIPELINE_EXPECTED_ENV": expected} if expected else {})
+
+
+def _launch(stage: str, config: Config, cluster: Cluster, run: Run, exports: dict[str, str]) -> list[str]:
+    if cluster.scheduler == "slurm":
+        return _slurm_launch(stage, config, cluster, run, exports)
+    return _local_launch(stage, config.pretrain.nproc_per_node if stage in PARALLEL else 1, cluster)
 
 
 def _local_launch(stage: str, ranks: int, cluster: Cluster) -> list[str]:
@@ -71,27 +89,41 @@ def _local_launch(stage: str, ranks: int, cluster: Cluster) -> list[str]:
     return [*first, f"LAUNCH=({shlex.join(python)})"]
 
 
-def _slurm_launch(stage: str, ranks: int, config: Config, cluster: Cluster, run: Run) -> list[str]:
+def _slurm_launch(stage: str, config: Config, cluster: Cluster, run: Run, exports: dict[str, str]) -> list[str]:
     """Start one torchrun per node by sbatch/node.sh, or one rank per task; a Stage of one process by srun alone."""
+    ranks = config.pretrain.nproc_per_node
+    container = container_options(config, cluster, run, [*exports, *FROM_THE_ALLOCATION])
+
+    def srun(array: str, stage: str, per_node: int, program: list[str] | str) -> str:
+        return _srun(array, stage, per_node, config, cluster, container, program)
+
     python = [cluster.python, "-u"]
     rank = ["bash", str(run.snapshot / "sbatch" / "rank.sh"), *python]
     if stage == "preflight":
-        return [_srun("LAUNCH", stage, ranks, config, cluster, rank)]
+        return [srun("LAUNCH", stage, ranks, rank)]
     if stage != "pretrain":
-        return [_srun("LAUNCH", stage, 1, config, cluster, python)]
+        return [srun("LAUNCH", stage, 1, python)]
     # Preflight comes first, in the same allocation. Its ranks are started by srun even where torchrun starts those of
     # training: a node that torchrun cannot reach would end in torchrun's own time-out, and nobody would name it.
-    first = [_srun("PREFLIGHT", "preflight", ranks, config, cluster, rank)] if config.preflight.enabled else []
+    first = [srun("PREFLIGHT", "preflight", ranks, rank)] if config.preflight.enabled else []
     first = first or ["PREFLIGHT=()"]
     if cluster.launcher == "srun":
-        return [*first, _srun("LAUNCH", stage, ranks, config, cluster, rank)]
+        return [*first, srun("LAUNCH", stage, ranks, rank)]
     torchrun = [cluster.python, *TORCHRUN, f"--nproc-per-node={ranks}"]
     node = ["bash", str(run.snapshot / "sbatch" / "node.sh")]
     words = f'{shlex.join(node)} "${{TORCHRUN[@]}}" -- {shlex.join(python)}'
-    return [*first, f"TORCHRUN=({shlex.join(torchrun)})", _srun("LAUNCH", stage, 1, config, cluster, words)]
+    return [*first, f"TORCHRUN=({shlex.join(torchrun)})", srun("LAUNCH", stage, 1, words)]
 
 
-def _srun(array: str, stage: str, per_node: int, config: Config, cluster: Cluster, program: list[str] | str) -> str:
+def _srun(
+    array: str,
+    stage: str,
+    per_node: int,
+    config: Config,
+    cluster: Cluster,
+    container: list[str],
+    program: list[str] | str,
+) -> str:
     """Write the array of words that starts `program`, `per_node` times on each node of the Stage."""
     nodes = config.pretrain.nodes if stage in PARALLEL else 1
     words = [
@@ -102,6 +134,7 @@ def _srun(array: str, stage: str, per_node: int, config: Config, cluster: Cluste
         f"--ntasks={nodes * per_node}",
         f"--ntasks-per-node={per_node}",
         *option_words(cluster.srun_options(stage, getattr(config, stage))),
+        *container,
     ]
     # srun does not take --cpus-per-task from sbatch since 22.05. Preflight's tasks share the CPUs of one.
     cpus = '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"' if stage != "preflight" else "--cpus-per-task=1 --overcommit"

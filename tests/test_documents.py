@@ -207,7 +207,11 @@ def test_a_cut_file_is_an_error(tmp_path: Path, suffix: str, compress: type[byte
     [
         ("plain.jsonl.gz", LINES[0], "can't be read to its end"),
         ("plain.jsonl.zst", LINES[0], "can't be read to its end"),
-        ("twice.jsonl.gz", gzip.compress(gzip.compress(LINES[0], mtime=0), mtime=0), "inside it is compressed once more"),
+        (
+            "twice.jsonl.gz",
+            gzip.compress(gzip.compress(LINES[0], mtime=0), mtime=0),
+            "inside it is compressed once more",
+        ),
         ("gzip.jsonl", gzip.compress(LINES[0], mtime=0), r"it is compressed \(gzip\)"),
         ("zstd.txt", zstd(LINES[0]), r"it is compressed \(zstd\)"),
         ("empty.jsonl.gz", b"", "0 bytes"),

@@ -152,6 +152,27 @@ def test_a_plan_of_1000_nodes_and_100_segments_names_every_job() -> None:
     assert plan.jobs[50].ranks == 8000
 
 
+def test_in_an_image_only_the_run_may_be_written_and_every_variable_wins_over_the_images() -> None:
+    image = SITE.model_copy(update={"image": "/images/train.sqsh", "mounts": ["/scratch:/scratch:rw", "/opt:/opt"]})
+    config = Config.model_validate(
+        {"name": "golden", "data": ["/corpus/a/*.txt", "/corpus/b.jsonl", "/corpus/a/deep", "python-stdlib"]}
+    )
+    launch = make_plan(config, image, Run(Path("/runs/golden"))).files["launch/tokenize.env"]
+    (line,) = [line for line in launch.splitlines() if line.startswith("LAUNCH=")]
+    words = line.removeprefix("LAUNCH=(").removesuffix(")").split()
+    assert "--container-image=/images/train.sqsh" in words
+    assert (
+        "--container-mounts=/runs/golden:/runs/golden:rw,/runs/golden/snapshot:/runs/golden/snapshot:ro,"
+        "/corpus:/corpus:ro,/scratch:/scratch:rw,/opt:/opt:ro" in words
+    )
+    assert {"--no-container-mount-home", "--container-readonly", "--container-workdir=/runs/golden"} <= set(words)
+    (named,) = [word for word in words if word.startswith("--container-env=")]
+    exported = {
+        line.split("=")[0].removeprefix("export ") for line in launch.splitlines() if line.startswith("export ")
+    }
+    assert exported | {"MASTER_ADDR", "PIPELINE_ATTEMPT"} <= set(named.removeprefix("--container-env=").split(","))
+
+
 def test_a_percent_sign_in_a_folder_is_no_pattern_of_sbatch() -> None:
     (output,) = [word for word in plan_of("/runs/100%j", cluster=SITE).jobs[1].command if word.startswith("--output")]
     assert output == "--output=/runs/100%%j/logs/pretrain-%j.slurm.log"

@@ -1,0 +1,56 @@
+"""How a Stage runs in an image: srun's container options, which Pyxis adds, from the cluster file and the Run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline.cluster import Cluster
+from pipeline.config import Config
+from pipeline.run import Run
+
+GLOB = re.compile(r"[*?\[]")
+
+
+def container_options(config: Config, cluster: Cluster, run: Run, exported: Iterable[str]) -> list[str]:
+    """Return srun's words for the cluster's image; none where stages run without one.
+
+    The Run lies at the same path inside. Only it may be written: its code, data from elsewhere and the root file system
+    are read-only. Every variable of `exported` wins over the image's own /etc/environment.
+    """
+    if cluster.image is None:
+        return []
+    mounts = [f"{run.root}:{run.root}:rw", f"{run.snapshot}:{run.snapshot}:ro"]
+    mounts += [f"{folder}:{folder}:ro" for folder in data_folders(config, run)]
+    mounts += [mount if mount.endswith((":ro", ":rw")) else f"{mount}:ro" for mount in cluster.mounts]
+    return [
+        f"--container-image={cluster.image}",
+        f"--container-mounts={','.join(mounts)}",
+        f"--container-workdir={run.root}",
+        f"--container-env={','.join(exported)}",
+        "--no-container-mount-home",
+        "--container-readonly",
+    ]
+
+
+def data_folders(config: Config, run: Run) -> list[Path]:
+    """List the folders outside the Run that its stages read: where documents and an existing tokenizer lie."""
+    places = [source.path for source in config.data if source.path and source.path.startswith("/")]
+    places += [config.tokenize.tokenizer] if config.tokenize.tokenizer else []
+    folders: list[Path] = []
+    for place in places:
+        folder = _folder_of(place)
+        if folder not in folders and not folder.is_relative_to(run.root) and folder != Path("/"):
+            folders.append(folder)
+    return [folder for folder in folders if not any(other in folder.parents for other in folders)]
+
+
+def _folder_of(place: str) -> Path:
+    """Return the folder that holds a file, a folder itself, or all that a glob may find."""
+    parts = Path(place).parts
+    fixed = next((number for number, part in enumerate(parts) if GLOB.search(part)), None)
+    if fixed is not None:
+        return Path(*parts[:fixed])
+    path = Path(place)
+    return path if path.is_dir() or not path.suffix else path.parent
