@@ -30,6 +30,7 @@ from pipeline.records import read_record
 from pipeline.run import Run
 from pipeline.slurm import Slurm
 from pipeline.slurm_errors import SlurmError
+from pipeline.slurm_jobs import SlurmJob
 from pipeline.slurm_time import time_seconds
 from pipeline.submit import read_cluster, read_jobs
 from pipeline.verdict import (
@@ -232,8 +233,11 @@ class Host:
             job = self.slurm.jobs([self.job_id])[self.job_id]
         except SlurmError:
             return False
-        # Slurm counts a restart when it requeues, and we may be ending because of that.
-        return job.restarts > self.number and job.state == "running"
+        return self._has_moved_on(job) and job.state == "running"
+
+    def _has_moved_on(self, job: SlurmJob) -> bool:
+        """Tell whether Slurm has given this Job another attempt; it counts one when it requeues, before it starts."""
+        return job.restarts > self.number
 
     def _verdict(self, exit_status: int) -> dict[str, Any]:
         record = read_verdict(self.run, self.job_id, self.number, self.stage, exit_status, from_srun=True)
@@ -334,8 +338,14 @@ class Host:
     def _requeue(self, exclude: list[str]) -> bool:
         """Put this very Job back into the queue, away from some nodes; Slurm then ends the script with SIGTERM."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if self._is_requeued():
-            return True
+        try:
+            job = self.slurm.jobs([self.job_id])[self.job_id]
+        except SlurmError:
+            job = None
+        if job is not None and (self._has_moved_on(job) or job.state in ("pending", "requeued", "preempted")):
+            return True  # Slurm has done so by itself, as on preemption; once more would hit the next attempt
+        if job is not None and job.state == "completing":
+            return False  # cancelled by a person, or killed at its time limit
         if not self._try("requeue this job", lambda: self.slurm.requeue(self.job_id)):
             return False
         deadline = time.monotonic() + EXCLUDE_SECONDS
@@ -344,14 +354,6 @@ class Host:
                 break
             time.sleep(0.5)
         return True
-
-    def _is_requeued(self) -> bool:
-        """Tell whether Slurm has put this Job back by itself, as it does on preemption."""
-        try:
-            job = self.slurm.jobs([self.job_id])[self.job_id]
-        except SlurmError:
-            return False
-        return job.state in ("pending", "requeued", "preempted")
 
     def _try(self, what: str, act: Any) -> bool:
         """Do what may fail without harm to the verdict; say so if it does."""
