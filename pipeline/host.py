@@ -1,0 +1,95 @@
+"""One attempt of a Job, seen from the batch shell: its Run, its cluster, and what it may ask of Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from pipeline.bad_nodes import BadNodes, bad_nodes_of
+from pipeline.cluster import Cluster
+from pipeline.config import Config
+from pipeline.config_load import load_run_config
+from pipeline.errors import UserError
+from pipeline.run import Run
+from pipeline.slurm import Slurm
+from pipeline.slurm_errors import SlurmError
+from pipeline.slurm_jobs import SlurmJob
+from pipeline.submit import read_cluster, read_jobs
+
+EXCLUDE_SECONDS = 20
+
+
+class Host:
+    """What the beginning and the end of an attempt share."""
+
+    def __init__(self, run: Run, stage: str, job_id: str, number: int) -> None:
+        self.run, self.stage, self.job_id, self.number = run, stage, job_id, number
+        self.config: Config = load_run_config(run.config)
+        self.cluster: Cluster = read_cluster(run)
+        self.slurm = Slurm()
+
+    @property
+    def bad_nodes(self) -> BadNodes:
+        return bad_nodes_of(self.run, self.cluster)
+
+    def nodes(self) -> list[str]:
+        return self.slurm.hostnames(os.environ.get("SLURM_JOB_NODELIST", "")) or [os.uname().nodename]
+
+    def has_moved_on(self, job: SlurmJob) -> bool:
+        """Tell whether Slurm has given this Job another attempt; it counts one when it requeues, before it starts."""
+        return job.restarts > self.number
+
+    def others(self, *states: str) -> list[str]:
+        """List the Run's other Jobs that are in one of `states`, dependants first."""
+        ids = [str(job["job_id"]) for job in read_jobs(self.run)["jobs"] if job.get("job_id")]
+        ids = [job_id for job_id in ids if job_id != self.job_id]
+        if not ids:
+            return []
+        try:
+            found = self.slurm.jobs(ids)
+        except SlurmError as error:
+            print(f"{self.stage}: {error}", file=sys.stderr)
+            return []
+        return [job_id for job_id in reversed(ids) if found[job_id].state in states]
+
+    def cancel_rest(self) -> None:
+        """Cancel the Run's waiting Jobs: what they wait for will not come."""
+        waiting = self.others("pending", "requeue_hold")
+        if waiting and self.cluster.nodes_may_submit:
+            self.attempt(f"cancel {', '.join(waiting)}", lambda: self.slurm.cancel(waiting))
+
+    def requeue(self, exclude: list[str]) -> bool:
+        """Put this very Job back into the queue, away from some nodes; Slurm then ends the script with SIGTERM."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            job = self.slurm.jobs([self.job_id])[self.job_id]
+        except SlurmError:
+            job = None
+        if job is not None and (self.has_moved_on(job) or job.state in ("pending", "requeued", "preempted")):
+            return True  # Slurm has done so by itself, as on preemption; once more would hit the next attempt
+        if job is not None and job.state == "completing":
+            return False  # cancelled by a person, or killed at its time limit
+        if not self.attempt("requeue this job", lambda: self.slurm.requeue(self.job_id)):
+            return False
+        deadline = time.monotonic() + EXCLUDE_SECONDS
+        while exclude and time.monotonic() < deadline:  # refused until the job has left its nodes
+            if self.attempt("", lambda: self.slurm.update(self.job_id, ExcNodeList=",".join(exclude))):
+                break
+            time.sleep(0.5)
+        return True
+
+    def attempt(self, what: str, act: Any) -> bool:
+        """Do what may fail without harm to the verdict; say so if it does."""
+        try:
+            act()
+        except UserError as error:
+            if what:
+                print(f"{self.stage}: cannot {what}: {error}", file=sys.stderr)
+            return False
+        return True
+
+    def event(self, kind: str, **details: Any) -> None:
+        self.run.event(kind, stage=self.stage, job_id=self.job_id, attempt=self.number, **details)
