@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -17,13 +19,16 @@ from pipeline.cluster import Cluster, open_cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.config_load import load_config, load_run_config
+from pipeline.config_paths import Problem, resolve_paths
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from pipeline.goodput import read_split
 from pipeline.hints import command, shown
 from pipeline.local import run_chain
 from pipeline.owner import owned
+from pipeline.paths_there import resolve_there
 from pipeline.plan import ALONE, STAGES, Measured, Plan, gpu_hours, make_plan
 from pipeline.records import number, read_metrics, read_records, tokens_per_second
+from pipeline.remote import There, there_of
 from pipeline.run import Run
 from pipeline.status import read_state, read_status
 from pipeline.status_view import print_status
@@ -42,31 +47,41 @@ class Request:
     run: Run
     cluster: Cluster
     plan: Plan
+    there: There | None = None  # where the Run is, if that is elsewhere
+    only: str | None = None
 
 
 def request(words: Sequence[str], cluster: str | None, only: str | None) -> Request:
     """Read `[CONFIG or RUN] [key.path=value ...]`; all mistakes come to light here, before anything is written."""
     if only is not None and only not in (*ALONE, *STAGES):
         raise UserError(f"--only {only}: no such stage; the stages are {', '.join((*ALONE, *STAGES))}")
-    config = read_config(words)
+    where = cache(lambda run: _cluster_of(run, cluster))
+    config = read_config(words, where)
     run = run_of(config)
-    check_config(run, config)
-    place = _cluster_of(run, cluster)
-    plan = make_plan(config, place, run, measured(run) if place.scheduler == "slurm" else None)
+    place = where(run)
+    there = there_of(run, place)
+    if there is None:
+        check_config(run, config)
+        plan = make_plan(config, place, run, measured(run) if place.scheduler == "slurm" else None)
+    else:  # what was measured is over there, and so is the Plan that counts
+        plan = make_plan(config, place, there.run)
     if only is not None:
         plan = replace(plan, jobs=[job for job in plan.alone + plan.jobs if job.stage == only])
-    return Request(config, run, place, plan)
+    return Request(config, run, place, plan, there, only)
 
 
-def read_config(words: Sequence[str]) -> Config:
-    """Read `[CONFIG or RUN] [key.path=value ...]`; ConfigError with all mistakes at once."""
+def read_config(words: Sequence[str], where: Callable[[Run], Cluster]) -> Config:
+    """Read `[CONFIG or RUN] [key.path=value ...]`; ConfigError with all mistakes at once.
+
+    `where` tells the cluster of a Run: what the config names is looked for there.
+    """
     words = list(words)
     path = Path(words.pop(0)) if words and _is_path(words[0]) else DEFAULT_CONFIG
     if surplus := [word for word in words if "=" not in word]:
         raise UserError(
             f"{surplus[0]}: after the config only key.path=value is understood, such as pretrain.max_steps=500"
         )
-    return _load(path, words)
+    return _load(path, words, where)
 
 
 def _cluster_of(run: Run, name: str | None) -> Cluster:
@@ -97,18 +112,31 @@ def _is_path(word: str) -> bool:
     return "=" not in word or Path(word).exists()
 
 
-def _load(path: Path, overrides: list[str]) -> Config:
+def _load(path: Path, overrides: list[str], where: Callable[[Run], Cluster]) -> Config:
+    def resolve(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
+        place = where(run_of(config))
+        return resolve_there(config, place.slurm()) if place.login else resolve_paths(config, folder)
+
     if path.is_dir():
         run = Run.open(path)
+        if there := there_of(run):
+            there.fetch_config()
         if not overrides:
             return load_run_config(run.config)
-        return load_config(run.config, overrides)
-    return load_config(path, overrides)
+        return load_config(run.config, overrides, resolve=resolve)
+    return load_config(path, overrides, resolve=resolve)
 
 
-def submit(request: Request, console: Console, *, yes: bool = False) -> int:
-    """Make the Run's folder and run what is missing: here, with a report at the end, or by handing it to Slurm."""
+def submit(request: Request, console: Console, *, yes: bool = False, resume: bool = False) -> int:
+    """Make the Run's folder and run what is missing: here, with a report at the end, or by handing it to Slurm.
+
+    `resume` takes back a person's stop.
+    """
     run, config, plan = request.run, request.config, request.plan
+    if request.there:
+        return _submit_elsewhere(request, request.there, yes, resume)
+    if resume:
+        run.stop.unlink(missing_ok=True)
     if request.cluster.scheduler == "slurm":
         return _submit_to_slurm(request, console, yes)
     if all(is_complete(run, config, job.stage) for job in plan.jobs) and run.report.is_file():
@@ -126,6 +154,14 @@ def submit(request: Request, console: Console, *, yes: bool = False) -> int:
     if code == EXIT_DONE:
         print_status(read_status(run), console)
     return code
+
+
+def _submit_elsewhere(request: Request, there: There, yes: bool, resume: bool) -> int:
+    """Have the same submitted where the Run is."""
+    there.keep_pointer(request.config)
+    only = f"--only={request.only}" if request.only else ""
+    undo = there.run.stop if resume else None
+    return there.submit(request.config, "submit", only, "--yes" if yes else "", undo=undo)
 
 
 def _submit_to_slurm(request: Request, console: Console, yes: bool) -> int:
@@ -164,12 +200,29 @@ def _report(run: Run, console: Console) -> None:
         console.print(f"the report could not be written: {error}. Try again with:\n  {command('report', run.root)}")
 
 
-def test_plan(request: Request, console: Console) -> None:
+def test_plan(request: Request, console: Console) -> int:
     """Ask Slurm whether it would take each Job of the Plan; nothing is written or queued."""
+    if request.there:
+        only = f"--only={request.only}" if request.only else ""
+        return request.there.submit(request.config, "submit", "--test", only)
     if request.cluster.scheduler != "slurm":
         raise UserError("--test asks a Slurm; add --cluster FILE")
     submission = Submission(request.run, request.config, request.cluster, request.plan, request.cluster.slurm())
     submission.test(lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
+    return EXIT_DONE
+
+
+def show_plan(request: Request, console: Console, *, as_json: bool = False) -> int:
+    """Print the Plan, for a person or as JSON."""
+    if request.there:
+        only = f"--only={request.only}" if request.only else ""
+        words = ["plan", "--json"] if as_json else ["submit", "--dry-run", only]
+        return request.there.submit(request.config, *words)
+    if as_json:
+        print(json.dumps(request.plan.to_json(), indent=2))
+    else:
+        print_plan(request, console)
+    return EXIT_DONE
 
 
 def print_plan(request: Request, console: Console) -> None:

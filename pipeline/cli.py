@@ -62,6 +62,13 @@ def main() -> None:
     sys.exit(code)
 
 
+def pass_on(run: Path, *words: str) -> int | None:
+    """Run a verb where the Run is, if that is elsewhere; return its exit code, None if the Run is here."""
+    from pipeline import remote
+
+    return remote.pass_on(run, *words)
+
+
 def emit(text: str) -> None:
     """Print a result; a reader that has seen enough (| head) is no failure, which it would be to typer."""
     try:
@@ -91,29 +98,25 @@ def submit(
 
     request = chain.request(what or [], cluster, only)
     if dry_run:
-        chain.print_plan(request, Console(highlight=False))
-        return EXIT_DONE
+        return chain.show_plan(request, Console(highlight=False))
     if test:
-        chain.test_plan(request, Console(highlight=False))
-        return EXIT_DONE
+        return chain.test_plan(request, Console(highlight=False))
     return chain.submit(request, talk, yes=yes)
 
 
 @app.command()
-def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> None:
+def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> int:
     """Print the Jobs, their command lines and what was derived. Nothing is run or written."""
     from pipeline import chain
 
-    request = chain.request(what or [], cluster, None)
-    if as_json:
-        emit(json.dumps(request.plan.to_json(), indent=2))
-    else:
-        chain.print_plan(request, Console(highlight=False))
+    return chain.show_plan(chain.request(what or [], cluster, None), Console(highlight=False), as_json=as_json)
 
 
 @app.command()
 def status(run: RunPath, as_json: Json = False) -> int:
     """Show how far a Run is."""
+    if (code := pass_on(run, "status", "--json" if as_json else "")) is not None:
+        return code
     from pipeline.run import Run
     from pipeline.status import read_status
     from pipeline.status_view import print_status
@@ -132,39 +135,48 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as the Run goes on.")] = False,
     stage: Annotated[str | None, typer.Option("--stage", help="Of this stage alone.")] = None,
     lines: Annotated[int | None, typer.Option("-n", "--lines", min=1, help="The last lines of each file.")] = None,
-) -> None:
+) -> int:
     """Print the logs of a Run."""
+    words = ["--follow" if follow else "", f"--stage={stage}" if stage else "", f"--lines={lines}" if lines else ""]
+    if (code := pass_on(run, "logs", *words)) is not None:
+        return code
+    from pipeline.caller import end_with_caller
     from pipeline.logs import read_logs
     from pipeline.run import Run
 
+    if follow:
+        end_with_caller()
     read_logs(Run.open(run), follow, stage, lines, sys.stdout)
+    return EXIT_DONE
 
 
 @app.command()
-def stop(run: RunPath) -> None:
+def stop(run: RunPath) -> int:
     """End a Run cleanly at its next step; `resume` goes on."""
-    from pipeline import control
-    from pipeline.run import Run
-
-    print(control.stop(Run.open(run)))
+    return _control("stop", run)
 
 
 @app.command()
-def cancel(run: RunPath) -> None:
+def cancel(run: RunPath) -> int:
     """End a Run at once: all its Jobs are cancelled, those that wait for others first; `resume` goes on."""
-    from pipeline import control
-    from pipeline.run import Run
-
-    print(control.cancel(Run.open(run)))
+    return _control("cancel", run)
 
 
 @app.command()
-def save(run: RunPath) -> None:
+def save(run: RunPath) -> int:
     """Have a Run that trains save a checkpoint at its next step, and go on."""
+    return _control("save", run)
+
+
+def _control(verb: str, run: Path) -> int:
+    """Ask something of a Run, wherever it is."""
+    if (code := pass_on(run, verb)) is not None:
+        return code
     from pipeline import control
     from pipeline.run import Run
 
-    print(control.save(Run.open(run)))
+    print({"stop": control.stop, "cancel": control.cancel, "save": control.save}[verb](Run.open(run)))
+    return EXIT_DONE
 
 
 @app.command()
@@ -181,8 +193,7 @@ def resume(
     found = Run.open(run)
     place = cluster if cluster is not None or found.cluster.is_file() else "local"
     request = chain.request([str(found.root), *(overrides or [])], place, None)
-    found.stop.unlink(missing_ok=True)
-    return chain.submit(request, talk, yes=yes)
+    return chain.submit(request, talk, yes=yes, resume=True)
 
 
 @app.command()
@@ -191,20 +202,26 @@ def shell(
 ) -> None:
     """Open a shell on a node of a Run's cluster, with the same options, GPUs and environment as its training."""
     from pipeline.config_load import load_run_config
+    from pipeline.remote import there_of
     from pipeline.run import Run
     from pipeline.shell import open_shell
 
     found = Run.open(run)
+    if there := there_of(found):
+        there.shell(limit)
     open_shell(found, load_run_config(found.config), limit)
 
 
 @app.command()
 def report(run: RunPath) -> None:
     """Write report.html of a Run as it is now."""
+    from pipeline.remote import there_of
     from pipeline.report import write_report
     from pipeline.run import Run
 
-    print(write_report(Run.open(run)))
+    found = Run.open(run)
+    there = there_of(found)
+    print(there.report() if there else write_report(found))
 
 
 @app.command()
@@ -233,8 +250,9 @@ def doctor(what: What = None, cluster: ClusterName = None, as_json: Json = False
 
     if cluster is None:
         raise UserError("doctor needs a cluster file; write: doctor --cluster FILE")
-    config = chain.read_config(what) if what else None
-    checks, code = doctors.doctor(open_cluster(cluster, sys.executable), config)
+    place = open_cluster(cluster, sys.executable)
+    config = chain.read_config(what, lambda run: place) if what else None
+    checks, code = doctors.doctor(place, config)
     if as_json:
         emit(json.dumps(doctors.to_json(checks), indent=2))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,7 +22,7 @@ from pipeline.hints import again, command
 from pipeline.network import Environment, NcclDebug, Network, environment
 from pipeline.slurm import Slurm
 from pipeline.slurm_options import SbatchOptions, SrunOptions
-from pipeline.yaml12 import load_document, shown
+from pipeline.yaml12 import Document, load_document, shown
 
 PING_SECONDS = 3
 IMAGE_PYTHON = "/usr/bin/python3"
@@ -281,6 +282,8 @@ def load_cluster(path: Path, python: str) -> Cluster:
         defaults["cores"] = local_cores()
     document.data = defaults | data
     cluster, mistakes = check(Cluster, RULES, document)
+    if cluster is not None and cluster.login is not None:
+        mistakes += _strange_interpreters(document, data, cluster)
     if cluster is not None and cluster.login is None:  # elsewhere, a home folder and variables are other ones
         changes = {}
         for key in ("python", "host_python", "state_dir"):
@@ -292,6 +295,17 @@ def load_cluster(path: Path, python: str) -> Cluster:
     if mistakes or cluster is None:
         raise ConfigError(document.source, mistakes)
     return cluster
+
+
+def _strange_interpreters(document: Document, data: dict[str, Any], cluster: Cluster) -> Iterator[Mistake]:
+    """Yield the interpreters that a cluster elsewhere needs and that were left to this machine, or its shell."""
+    for key in ("python", "host_python"):
+        if key not in data:
+            advice = "is missing: with login, this machine's interpreter means nothing; write the one over there"
+            yield Mistake(document.place(("login",)), key, f"{advice}, for example /shared/env/bin/python")
+        elif not getattr(cluster, key).startswith("/"):
+            advice = "with login, ~ and variables would be those of this machine; write the whole path, from / on"
+            yield Mistake(document.place((key,)), key, f"{shown(data[key])}: {advice}")
 
 
 def open_cluster(name: str | None, python: str) -> Cluster:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from pipeline.checks import check
 from pipeline.config import Config, DataSource
 from pipeline.config_errors import ConfigError, Mistake, dotted
 from pipeline.config_hints import section_at
-from pipeline.config_paths import resolve_paths
+from pipeline.config_paths import Problem, resolve_paths
 from pipeline.config_rules import RULES
 from pipeline.yaml12 import Document, KeyPath, Place, YamlError, load_document, parse_document, shown
 from pipeline.yaml12_dump import dump
@@ -19,18 +19,24 @@ from pipeline.yaml12_dump import dump
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
 
 
-def load_config(path: Path, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Config:
+Resolve = Callable[[Config, Path], tuple[Config, list[Problem]]]
+
+
+def load_config(
+    path: Path, overrides: Sequence[str] = (), *, folder: Path | None = None, resolve: Resolve = resolve_paths
+) -> Config:
     """Read the config at `path`, set the `key.path=value` overrides, and check all of it.
 
     Relative paths in `data` and `tokenize.tokenizer` mean `folder`, by default the current one; they come back
-    absolute. A relative `runs_dir` stays relative. Raises ConfigError with all mistakes at once, or YamlError.
+    absolute. A relative `runs_dir` stays relative. `resolve` looks for paths where they are to be read, by default on
+    this machine. Raises ConfigError with all mistakes at once, or YamlError.
     """
     document = load_document(path)
     mistakes = [*_apply(document, overrides)]
     config, found = check(Config, RULES, document)
     mistakes += found
     if config is not None:
-        config, problems = resolve_paths(config, (folder or Path.cwd()).absolute())
+        config, problems = resolve(config, (folder or Path.cwd()).absolute())
         mistakes += [_at(document, key, problem) for key, problem in problems]
     if mistakes or config is None:
         raise ConfigError(document.source, mistakes)

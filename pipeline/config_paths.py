@@ -83,10 +83,7 @@ def find_text(text: str, folder: Path) -> str:
     """Return the absolute path of a file or folder, or an absolute glob that matches something."""
     if text == STDLIB:
         return text
-    if text.startswith(HUB):
-        raise PathError(f"is a dataset, not a path; write `dataset: {text.removeprefix(HUB)}`")
-    if URL.match(text):
-        raise PathError("is a URL, which is not read; download it, or for a dataset on the hub write hf:owner/name")
+    refuse_other_sources(text)
     expanded = expand(text)
     path = folder / expanded
     if _look(path) is not None:
@@ -104,13 +101,26 @@ def find_text(text: str, folder: Path) -> str:
     return pattern
 
 
+def refuse_other_sources(text: str) -> None:
+    """Raise PathError for a source that is no path."""
+    if text.startswith(HUB):
+        raise PathError(f"is a dataset, not a path; write `dataset: {text.removeprefix(HUB)}`")
+    if URL.match(text):
+        raise PathError("is a URL, which is not read; download it, or for a dataset on the hub write hf:owner/name")
+
+
+def is_hub_name(text: str) -> bool:
+    """Tell a dataset's name on the hub from a folder, which begins with one of . / ~ $."""
+    return text[:1] not in (".", "/", "~", "$")
+
+
 def _could_be_hub(text: str) -> bool:
     return "/" in text and HUB_NAME.fullmatch(text) is not None and Path(text).suffix not in FILE_TYPES
 
 
 def find_dataset(text: str, folder: Path) -> str:
     """Return a dataset's name on the hub as it is, and a folder (which begins with one of . / ~ $) absolute."""
-    if text[:1] not in (".", "/", "~", "$"):
+    if is_hub_name(text):
         if HUB_NAME.fullmatch(text):
             return text
         raise PathError("is not a dataset on the hub; write owner/name, or ./ before the name of a folder")

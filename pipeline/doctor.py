@@ -31,7 +31,7 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 # Walks up to the folder that is there, and says what it is: free of anything that a name could be taken for.
 LOOK = 'p=$1; while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done; stat -f -c %T -- "$p"; test -w "$p" && test -d "$p"'
-RUN_PYTHON = 'exec "$1" -c "import sys, pydantic, yaml; print(*sys.version_info[:2])"'
+RUN_PYTHON = 'exec "$1" -c "import sys, $2; print(*sys.version_info[:2])"'
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _paths(cluster: Cluster, config: Config | None, slurm: Slurm) -> Iterator[Ch
     """Look at interpreters and folders as they are where Slurm's commands run."""
     for key in ("python", "host_python"):
         path = getattr(cluster, key)
-        answer = slurm.ask(["sh", "-c", RUN_PYTHON, "sh", path])
+        answer = slurm.ask(["sh", "-c", RUN_PYTHON, "sh", path, _modules(key, cluster)])
         version = answer.output.split()
         if answer.code == 0 and len(version) == 2:
             found = f"{path}, Python {'.'.join(version)}"
@@ -281,10 +281,16 @@ def _paths(cluster: Cluster, config: Config | None, slurm: Slurm) -> Iterator[Ch
         folders["login.root"] = cluster.login.root
     elif config:
         folders["runs_dir"] = str(run_of(config).root.parent)
+    if config:
         folders |= {f"data {Path(path).name}": path for path in _sources(config)}
     for key, folder in folders.items():
         if folder:
             yield _folder(key, folder, slurm)
+
+
+def _modules(key: str, cluster: Cluster) -> str:
+    """Name what an interpreter must be able to import: with login, host_python also plans, submits and shows."""
+    return "pydantic, rich, typer, yaml" if key == "host_python" and cluster.login else "pydantic, yaml"
 
 
 def _sources(config: Config) -> list[str]:

@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from pipeline.caller import caller
+
 
 def shown(path: Path | str) -> str:
     """Return `path` relative to the current folder where that is shorter, else as it is."""
@@ -19,8 +21,10 @@ def shown(path: Path | str) -> str:
     return relative if len(relative) < len(text) else text
 
 
-def _python() -> str:
-    """Name this interpreter in the shortest way that a shell here understands."""
+def python_word() -> str:
+    """Name this interpreter in the shortest way that a shell here understands; for a caller elsewhere, its own."""
+    if there := caller():
+        return there.python
     for word in ("python", "python3"):
         # Compared unresolved: in a virtual environment the link, not its target, knows the packages.
         if shutil.which(word) == sys.executable:
@@ -29,9 +33,17 @@ def _python() -> str:
 
 
 def command(*words: Path | str) -> str:
-    """Return the shell line `PYTHON -m pipeline WORDS`; paths among the words are shortened like the interpreter's."""
-    texts = [shown(word) if isinstance(word, Path) else word for word in words]
-    return shlex.join([_python(), "-m", "pipeline", *texts])
+    """Return the shell line `PYTHON -m pipeline WORDS`; paths among the words are shortened like the interpreter's.
+
+    For a caller elsewhere it works on the caller's machine, where the Run's folder is another one.
+    """
+    texts = [_path(word) if isinstance(word, Path) else word for word in words]
+    return shlex.join([python_word(), "-m", "pipeline", *texts])
+
+
+def _path(path: Path) -> str:
+    there = caller()
+    return there.here if there and os.fspath(path) == there.there else shown(path)
 
 
 def again(*words: str) -> str:

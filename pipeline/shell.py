@@ -22,8 +22,7 @@ def shell_command(run: Run, config: Config, time: str, nodes: int = 1) -> list[s
     section = config.pretrain
     options = cluster.sbatch_options("pretrain", section, gpus) | cluster.srun_options("pretrain", section)
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", f"--time={time}", "--pty", *option_words(options)]
-    login = [*cluster.login.prefix] if cluster.login else []
-    return [*login, *words, "bash", "-i"]
+    return [*words, "bash", "-i"]
 
 
 def open_shell(run: Run, config: Config, time: str) -> None:

@@ -71,7 +71,7 @@ def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None
         if not run.record.is_file():
             write_json(run.record, describe(config))
         elif changed:
-            run.event("code changed", **_code())
+            run.event("code changed", **describe_code())
         if cluster is not None and cluster.scheduler == "slurm":
             write_text(run.cluster, dump(cluster.model_dump()))
         write_text(run.config, dump_config(config))
@@ -93,7 +93,7 @@ def describe(config: Config) -> dict[str, Any]:
         "id": secrets.token_hex(6),  # by which Slurm's queue is asked for the Jobs of this very Run
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "pipeline": __version__,
-        **_code(),
+        **describe_code(),
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
         "host": platform.node(),
@@ -103,7 +103,10 @@ def describe(config: Config) -> dict[str, Any]:
     }
 
 
-def _code() -> dict[str, Any]:
+def describe_code() -> dict[str, Any]:
+    """Name this code: its commit, where it is in a git repository or was sent from one, and its digest."""
+    if isinstance(sent := read_json(PROJECT / "code.json"), dict):
+        return sent
     git = ["git", "-C", str(PROJECT)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
@@ -128,7 +131,7 @@ def _cpu() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _code_files(root: Path) -> list[Path]:
+def code_files(root: Path) -> list[Path]:
     return sorted(
         path
         for folder in SNAPSHOT_FOLDERS
@@ -140,7 +143,7 @@ def _code_files(root: Path) -> list[Path]:
 def code_digest(root: Path) -> str:
     """Hash the names and bytes of the code in `root`."""
     digest = hashlib.sha256()
-    for path in _code_files(root):
+    for path in code_files(root):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root)}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
@@ -156,7 +159,7 @@ def take_snapshot(run: Run) -> bool:
     fresh, old = run.root / f".snapshot.{os.getpid()}.tmp", run.root / f".snapshot.{os.getpid()}.old"
     for leftover in run.root.glob(".snapshot.*"):  # of a killed submit
         shutil.rmtree(leftover, ignore_errors=True)
-    for path in _code_files(PROJECT):
+    for path in code_files(PROJECT):
         target = fresh / path.relative_to(PROJECT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)

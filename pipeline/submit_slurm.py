@@ -20,7 +20,7 @@ from pipeline.records import read_record
 from pipeline.run import Run
 from pipeline.slurm import Slurm
 from pipeline.slurm_jobs import SlurmJob
-from pipeline.submit import read_jobs
+from pipeline.submit import PROJECT, read_jobs
 
 LIVE = ("pending", "running", "completing", "suspended", "requeued", "requeue_hold", "preempted")
 
@@ -63,7 +63,9 @@ class Submission:
     def test(self, told: Callable[[str], None]) -> None:
         """Ask Slurm, Job by Job, whether it would take it, and when it would start; nothing is queued."""
         for job in self.plan.jobs:
-            told(f"{job.name}: {self.slurm.test_only(self._flags(job, ''), *self._script(job))}")
+            # The Run may not be there yet, and sbatch reads the script.
+            script = str(PROJECT / "sbatch" / f"{job.stage}.sbatch")
+            told(f"{job.name}: {self.slurm.test_only(self._flags(job, ''), script, job.command[-1:])}")
 
     def _live(self) -> dict[str, SlurmJob]:
         """Return the Jobs of this Run that are queued or running, by name, in one or two calls of Slurm.
