@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from pipeline.config import STDLIB, Config
+from pipeline.config import STDLIB, Config, DataSource
 from pipeline.config_paths import PathError, Problem, expand, find_dataset, is_hub_name, refuse_other_sources
 from pipeline.errors import NotReadyError
 from pipeline.slurm import Slurm
@@ -33,7 +33,7 @@ class _Path(NamedTuple):
 
 
 def resolve_there(config: Config, slurm: Slurm) -> tuple[Config, list[Problem]]:
-    """Return the Config with its `runs_dir` as it is here, and what is wrong with the paths that are read there."""
+    """Return the Config with paths as they are, `runs_dir` here and the others there, and what is wrong with them."""
     problems: list[Problem] = []
 
     def attempt(key: KeyPath, text: str, find: Callable[[str], str]) -> str:
@@ -43,42 +43,44 @@ def resolve_there(config: Config, slurm: Slurm) -> tuple[Config, list[Problem]]:
             problems.append((key, f"{shown(text)} {error}"))
             return text
 
-    runs_dir = attempt(("runs_dir",), config.runs_dir, expand)
-    paths = []
-    for path in _paths(config):
+    def to_look_at(key: KeyPath, text: str, *kinds: str) -> str:
         before = len(problems)
-        attempt(path.key, path.text, _absolute)
+        path = attempt(key, text, _absolute)
         if len(problems) == before:
-            paths.append(path)
-    for number, source in enumerate(config.data):
-        if source.dataset is not None and is_hub_name(source.dataset):
-            attempt(("data", number, "dataset"), source.dataset, lambda text: find_dataset(text, Path("/")))
+            paths.append(_Path(key, path, kinds))
+        return path
+
+    def source(number: int, old: DataSource) -> DataSource:
+        if old.path is not None:
+            kinds = ("folder",) if glob.has_magic(old.path) else ("file", "folder")
+            path = old.path if old.path == STDLIB else to_look_at(("data", number, "path"), old.path, *kinds)
+            return old.model_copy(update={"path": path})
+        key, name = ("data", number, "dataset"), old.dataset or ""
+        if is_hub_name(name):
+            return old.model_copy(update={"dataset": attempt(key, name, lambda text: find_dataset(text, Path("/")))})
+        return old.model_copy(update={"dataset": to_look_at(key, name, "folder")})
+
+    paths: list[_Path] = []
+    runs_dir = attempt(("runs_dir",), config.runs_dir, expand)
+    data = [source(number, old) for number, old in enumerate(config.data)]
+    tokenize = config.tokenize
+    if tokenize.tokenizer is not None:
+        path = to_look_at(("tokenize", "tokenizer"), tokenize.tokenizer, "file")
+        tokenize = tokenize.model_copy(update={"tokenizer": path})
     problems += _problems(paths, slurm)
-    return config.model_copy(update={"runs_dir": runs_dir}), problems
-
-
-def _paths(config: Config) -> list[_Path]:
-    """List all that a Run reads from disk."""
-    found = []
-    for number, source in enumerate(config.data):
-        if source.path is not None and source.path != STDLIB:
-            kinds = ("folder",) if glob.has_magic(source.path) else ("file", "folder")
-            found.append(_Path(("data", number, "path"), source.path, kinds))
-        elif source.dataset is not None and not is_hub_name(source.dataset):
-            found.append(_Path(("data", number, "dataset"), source.dataset, ("folder",)))
-    if config.tokenize.tokenizer is not None:
-        found.append(_Path(("tokenize", "tokenizer"), config.tokenize.tokenizer, ("file",)))
-    return found
+    return config.model_copy(update={"data": data, "tokenize": tokenize, "runs_dir": runs_dir}), problems
 
 
 def _absolute(text: str) -> str:
+    """Return a path over there as it is; `$$` is a dollar sign, as it is for paths of this machine."""
     refuse_other_sources(text)
-    if not text.startswith("/"):
+    path = text.replace("$$", "")
+    if not path.startswith("/") or "$" in path:
         raise PathError(
             "is read on the cluster, where this machine's folders and variables mean nothing; copy the text there, and "
             "write its whole path over there, from / on"
         )
-    return text
+    return text.replace("$$", "$")
 
 
 def _problems(paths: Sequence[_Path], slurm: Slurm) -> list[Problem]:

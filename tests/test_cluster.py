@@ -83,7 +83,10 @@ def test_options_and_variables_are_kept_as_typed(load: Load) -> None:
 def test_paths_are_filled_in_where_slurm_is_here(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARED", str(tmp_path))
     assert load("state_dir: $SHARED/state").state_dir == f"{tmp_path}/state"
-    away = load("state_dir: $SHARED/state\nlogin: {prefix: [ssh, login01], root: /shared/me}")
+    away = load(
+        "state_dir: $SHARED/state\nlogin: {prefix: [ssh, login01], root: /shared/me}\n"
+        "python: /shared/env/bin/python\nhost_python: /usr/bin/python3"
+    )
     assert away.state_dir == "$SHARED/state"
     assert away.slurm().prefix == ("ssh", "login01")
 
@@ -183,7 +186,18 @@ MISTAKES = {
         "login: {prefix: ssh, root: x}",
         "needs an absolute root; 'x' does not begin with /",
     ),
-    "login quoting": ("login: {prefix: ssh, root: /x, quoting: shell}", "'shell' is not one of argv, one-string"),
+    "login quoting": (
+        "login: {prefix: ssh, root: /x, quoting: shell}\npython: /x\nhost_python: /x",
+        "'shell' is not one of argv, one-string",
+    ),
+    "login without Python": (
+        "login: {prefix: ssh, root: /x}\npython: /x",
+        "host_python: is missing: with login, this machine's interpreter means nothing",
+    ),
+    "login with a Python at home": (
+        "login: {prefix: ssh, root: /x}\npython: ~/env/bin/python\nhost_python: /x",
+        "'~/env/bin/python': with login, ~ and variables would be those of this machine",
+    ),
     "login without words": ("login: {prefix: [], root: /x}", "is an empty list"),
 }
 OWNED = (

@@ -241,6 +241,7 @@ def test_plan_and_test_leave_no_trace(laptop: Laptop) -> None:
 MISTAKES = {
     "relative": ("data=corpus", "is read on the cluster, where this machine's folders and variables mean nothing"),
     "home": ("data=~/corpus", "is read on the cluster"),
+    "variable": ("data=/data/$USER", "is read on the cluster"),
     "absent": ("data=/nowhere/x/*.txt", "is not there on the cluster; copy it there, or mend the path"),
     "no file": ("tokenize.tokenizer=/usr", "is a folder on the cluster, and a file is needed"),
     "hub": ("data={path: hf:a/b}", "is a dataset, not a path"),

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,16 +20,21 @@ SLURM = {
     "/usr/include/slurm/spank.h": "libslurm-dev",
 }
 ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
+LOGIN = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # a login node, by loopback
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 POLICY = Path("/usr/sbin/policy-rc.d")
 LIMIT = 600  # seconds for each call of apt-get
 
 
 def missing(accounting: bool = False) -> list[str]:
-    """List the packages that are not installed."""
-    wanted = SLURM | (ACCOUNTING if accounting else {})
-    lacking = [name for name in wanted if not (Path(name).exists() or shutil.which(name, path=SBIN))]
-    return sorted({wanted[name] for name in lacking})
+    """List the packages of a private Slurm that are not installed."""
+    return lacking(SLURM | (ACCOUNTING if accounting else {}))
+
+
+def lacking(wanted: Mapping[str, str]) -> list[str]:
+    """List the packages of those commands and files that are not there."""
+    absent = [name for name in wanted if not (Path(name).exists() or shutil.which(name, path=SBIN))]
+    return sorted({wanted[name] for name in absent})
 
 
 def reason(accounting: bool = False) -> str:
@@ -73,7 +78,7 @@ def main() -> int:
     parser.add_argument("--no-accounting", action="store_true", help="leave slurmdbd and its database out")
     parser.add_argument("--check", action="store_true", help="install nothing")
     words = parser.parse_args()
-    packages = missing(not words.no_accounting)
+    packages = missing(not words.no_accounting) + lacking(LOGIN)  # without the latter, their tests are skipped
     if packages and os.geteuid() == 0 and shutil.which("apt-get") and not words.check:
         print(f"installing {' '.join(packages)}", flush=True)
         try:
