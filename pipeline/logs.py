@@ -11,13 +11,16 @@ from typing import TextIO
 
 from pipeline.errors import NotReadyError, UserError
 from pipeline.plan import ALONE, STAGES
+from pipeline.records import read_record
 from pipeline.run import Run
 from pipeline.status import read_state
 from pipeline.tail import Tail
 
-LOG_NAME = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>.+)\.(?P<attempt>\d+)\.log")
+# Of an attempt, or of what Slurm itself had to say about a Job: before its script's first line and after its last.
+LOG_NAME = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>.+?)\.(?:(?P<attempt>\d+)|slurm)\.log")
 POLL_SECONDS = 0.3
 STATE_SECONDS = 1.0  # between looks at whether the Run goes on
+SLURM_STATE_SECONDS = 10.0  # the same where a controller, which has others to serve, is asked for it
 
 
 def log_files(run: Run, stage: str | None = None) -> list[Path]:
@@ -53,8 +56,9 @@ def read_logs(run: Run, follow: bool, stage: str | None, lines: int | None, out:
 
 def _follow(run: Run, printer: _Printer) -> None:
     active = True
+    seconds = SLURM_STATE_SECONDS if read_record(run.jobs).get("scheduler") == "slurm" else STATE_SECONDS
     while active:
-        deadline = time.monotonic() + STATE_SECONDS
+        deadline = time.monotonic() + seconds
         active = read_state(run).state in ("running", "pending")
         printer.show()  # after the look at the state: what a Run wrote before it ended is shown
         while active and time.monotonic() < deadline:
@@ -111,4 +115,5 @@ def _order(path: Path) -> tuple[int, list[tuple[int, str]], int, str]:
         return len(STAGES), [], 0, path.name
     stage, pieces = match["stage"], re.split(r"(\d+)", match["job_id"])
     job = [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
-    return STAGES.index(stage) if stage in STAGES else -1, job, int(match["attempt"]), path.name
+    attempt = int(match["attempt"] or -1)
+    return STAGES.index(stage) if stage in STAGES else -1, job, attempt, path.name

@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from tempfile import TemporaryFile
@@ -28,6 +28,7 @@ from pipeline.slurm_jobs import (
     from_squeue,
     unknown,
 )
+from pipeline.slurm_priority import SPRIO_COLUMNS, SSHARE_COLUMNS, Priority, from_sprio, from_sshare
 from pipeline.slurm_states import ENDED, normal_state
 
 # What a parent job or a person's shell tells Slurm's commands: columns, filters, resources. None of it is for us.
@@ -182,38 +183,54 @@ class Slurm:
 
     # Looking
 
-    def jobs(self, ids: Iterable[str], timeout: float = 9) -> dict[str, SlurmJob]:
-        """Return what is known of each Job: from squeue; of those it has forgotten, from scontrol, then from sacct."""
+    def jobs(self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = ()) -> dict[str, SlurmJob]:
+        """Return what is known of each Job: from squeue; of all those it has forgotten, from sacct, else from scontrol.
+
+        Three calls at most, for any number of Jobs. Of `settled` ones, which have left word of how they ended, it is
+        enough that squeue has forgotten them.
+        """
         ids = list(dict.fromkeys(ids))
         if not ids:
             return {}
-        until = time.monotonic() + timeout
+        until, answered = time.monotonic() + timeout, True
         found: dict[str, SlurmJob] = {}
-        why = "neither squeue nor scontrol nor sacct knows it any more"
+        why = "neither squeue nor sacct nor scontrol knows it any more"
         try:
             found = by_id(self._squeue(ids, timeout * 0.6), ids)
-            for job_id in [job_id for job_id in ids if job_id not in found]:
-                answer = self.ask(["scontrol", "-o", "show", "job", job_id], max(0.5, until - time.monotonic()))
-                if answer.code is None:
-                    break
-                found |= by_id(from_scontrol(answer.output), [job_id])
         except SlurmError as error:
-            why = f"{error.words[0]} does not answer: {error.answer.splitlines()[0]}"
-        missing = [job_id for job_id in ids if job_id not in found]
-        with suppress(SlurmError):
-            if missing:
-                words = ["sacct", "-n", "-X", "-P", "-j", ",".join(missing), "-o", SACCT_COLUMNS]
-                found |= by_id(from_sacct(self.run(words, max(0.5, until - time.monotonic()))), missing)
-        return {job_id: found.get(job_id) or unknown(job_id, why) for job_id in ids}
+            answered, why = False, f"{error.words[0]} does not answer: {error.answer.splitlines()[0]}"
+        missing = [job_id for job_id in ids if job_id not in found and job_id not in settled]
+        for look in (self._sacct, self._scontrol) if missing else ():
+            with suppress(SlurmError):
+                found |= by_id(look(missing, max(0.5, until - time.monotonic())), missing)
+                break
+        return {job_id: found.get(job_id) or unknown(job_id, why, answered) for job_id in ids}
+
+    def _sacct(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
+        words = ["sacct", "-n", "-X", "-P", "-j", ",".join(ids), "-o", SACCT_COLUMNS]
+        return from_sacct(self.run(words, timeout))
+
+    def _scontrol(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
+        """Ask for one Job, or for all that there are: it takes no list."""
+        return from_scontrol(self.run(["scontrol", "-o", "show", "job", *(ids if len(ids) == 1 else [])], timeout))
 
     def _squeue(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
-        words = ["squeue", "-h", "--states=all", "-j", ",".join(ids), "-O", COLUMNS]
+        words = ["squeue", "-h", "-a", "--states=all", "-j", ",".join(ids), "-O", COLUMNS]
         answer = self.ask(words, timeout)
         if answer.code == 0:
             return from_squeue(answer.output)
         if "Invalid job id" in answer.talk:  # what it says where it knows none of them
             return []
         raise SlurmError(words, said_by(answer))
+
+    def priorities(self, ids: Sequence[str], timeout: float = 3) -> dict[str, Priority]:
+        """Return what makes up the priority of Jobs that wait; empty where priorities have no parts."""
+        words = ["sprio", "-h", "-j", ",".join(ids), "-o", SPRIO_COLUMNS]
+        return from_sprio(self.run(words, timeout)) if ids else {}
+
+    def fair_share(self, timeout: float = 3) -> dict[str, float]:
+        """Return this user's fair-share factor, 0 to 1, in each account; empty where none is kept."""
+        return from_sshare(self.run(["sshare", "-h", "-P", "-U", "-o", SSHARE_COLUMNS], timeout))
 
     def hostnames(self, node_list: str) -> list[str]:
         """Write out a list of nodes as Slurm does; UserError for a broken one (of which scontrol makes something)."""

@@ -44,6 +44,7 @@ class SlurmJob:
     restarts: int = 0
     exit_code: int = 0
     signal: int = 0
+    answered: bool = True  # false: Slurm could not be asked, so an unknown Job may well be there
 
     @property
     def ended(self) -> bool:
@@ -87,9 +88,9 @@ class SlurmJob:
         return f"{self.state}: {why} ({code})" if code else f"{self.state}: {why}"
 
 
-def unknown(job_id: str, why: str) -> SlurmJob:
+def unknown(job_id: str, why: str, answered: bool = True) -> SlurmJob:
     """Return a Job of which nothing is known."""
-    return SlurmJob(job_id, "unknown", "none", reason=why)
+    return SlurmJob(job_id, "unknown", "none", reason=why, answered=answered)
 
 
 def seconds(text: str) -> int | None:

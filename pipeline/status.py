@@ -30,9 +30,10 @@ from pipeline.records import (
 )
 from pipeline.run import Run
 from pipeline.sizes import tokens_per_step
-from pipeline.status_slurm import answer, ask_slurm
+from pipeline.status_slurm import Queue, answer, ask_queue, ask_slurm, last_attempts
 
 JOB_STATES = ("pending", "running", "completed", "failed", "stopped")
+QUEUED = ("Priority", "Resources")  # Slurm's words for a Job whose turn depends on its priority alone
 SUCCESS = ("complete", "stopped")  # verdicts that are no failure
 
 
@@ -51,6 +52,8 @@ class JobStatus:
     ended: float | None
     nodes: str = ""
     start: str | None = None  # of a Job that waits: when Slurm expects to start it
+    time_left: int | None = None  # seconds, of one that runs
+    waits_for: str = ""  # Slurm's word for it
 
     def seconds(self, now: float) -> float | None:
         """Return how long the last attempt has taken."""
@@ -79,6 +82,7 @@ class Status:
     time: Split | None = None  # what the wall time of training went into
     scores: list[Score] = field(default_factory=list)
     compressors: dict[str, float] = field(default_factory=dict)
+    queue: Queue = field(default_factory=Queue)
 
     def to_json(self) -> dict[str, Any]:
         """Return the contract of `status --json`."""
@@ -94,6 +98,7 @@ class Status:
             "goodput": self.goodput,
             "time": self.time.to_json() if self.time else None,
             "scores": [score.to_json() for score in self.scores],
+            **self.queue.to_json(),
             "source": self.source,
         }
 
@@ -115,12 +120,14 @@ def read_status(run: Run) -> Status:
     """Tell all that is known of a Run. Never raises for a torn, missing or half-written file."""
     config = read_config(run)
     status = read_state(run, config)
+    waiting = [job.job_id for job in status.jobs if job.state == "pending" and job.waits_for in QUEUED]
+    on_slurm = read_record(run.jobs).get("scheduler") == "slurm"
     metrics = read_metrics(run)
     last = metrics[-1] if metrics else {}
     steps = run.checkpoint_steps()
     step = last.get("step", steps[-1] if steps else None)
     speed = tokens_per_second(metrics)
-    running = status.state == "running"
+    running, goes_on = status.state == "running", status.state in ("running", "pending")
     training = any(job.stage == "pretrain" and job.state == "running" for job in status.jobs)
     split = read_split(run, time.time() if training else None)
     estimate = _goodput(metrics, read_records(run.events), time.time() if running else None)
@@ -129,11 +136,12 @@ def read_status(run: Run) -> Status:
         step=step,
         loss=number(last.get("loss")),
         tokens_per_s=speed,
-        eta_s=seconds_left(config, step, speed) if running and config and speed and step is not None else None,
+        eta_s=seconds_left(config, step, speed) if goes_on and config and speed and step is not None else None,
         goodput=split.goodput if split else estimate,
         time=split,
         scores=read_scores(run),
         compressors=read_compressors(run),
+        queue=ask_queue(run, waiting) if on_slurm else Queue(),
     )
 
 
@@ -173,15 +181,16 @@ def _job(run: Run, entry: Record, record: Record) -> JobStatus:
 
 
 def _slurm_jobs(run: Run, record: Record) -> tuple[list[JobStatus], str]:
-    """Return the Jobs of jobs.json with what Slurm says of them now, in one call for all."""
-    found, source = ask_slurm(run, record)
+    """Return the Jobs of jobs.json with what Slurm says of them now, in one call for all, seldom more."""
+    lasts = last_attempts(run)
+    found, source = ask_slurm(run, record, lasts)
     jobs = []
     for entry in record.get("jobs", []):
-        job_id, told = str(entry.get("job_id")), answer(run, entry, found.get(str(entry.get("job_id"))))
+        job_id, told = str(entry.get("job_id")), answer(run, entry, found.get(str(entry.get("job_id"))), lasts)
         jobs.append(
             JobStatus(
                 str(entry.get("stage")), whole(entry.get("segment")) or 0, job_id, told.attempt, told.state,
-                told.reason, told.log, told.started, told.ended, told.nodes, told.start,
+                told.reason, told.log, told.started, told.ended, told.nodes, told.start, told.time_left, told.waits_for,
             )
         )  # fmt: skip
     return jobs, source

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipeline.bad_nodes import BadNode, bad_nodes_of
+from pipeline.decision import FINAL
 from pipeline.errors import UserError
 from pipeline.records import number, read_record
 from pipeline.run import Run
+from pipeline.slurm_errors import SlurmError
 from pipeline.slurm_jobs import SlurmJob
+from pipeline.slurm_priority import Priority
 from pipeline.submit import read_cluster
 from pipeline.verdict import COMPLETE, STOPPED
 
@@ -18,7 +22,8 @@ Record = dict[str, Any]
 
 RUNNING = ("running", "completing", "suspended")
 WAITING = ("pending", "requeued", "requeue_hold")
-LOG = re.compile(r".*\.(\d+)\.log")
+MOST_PRIORITIES = 20
+LOG = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>[0-9]+)\.(?P<attempt>\d+)\.log")
 
 
 @dataclass(frozen=True)
@@ -33,32 +38,91 @@ class Answer:
     ended: float | None
     nodes: str = ""
     start: str | None = None  # when a Job that waits is expected to start, in Slurm's words
+    time_left: int | None = None  # seconds until the time limit of one that runs
+    waits_for: str = ""  # Slurm's own word for it
 
 
-def ask_slurm(run: Run, record: Record) -> tuple[dict[str, SlurmJob], str]:
+@dataclass(frozen=True)
+class Queue:
+    """What decides when Jobs that wait will start, and where none of them will."""
+
+    priorities: dict[str, Priority] = field(default_factory=dict)  # by job id
+    fair_share: dict[str, float] = field(default_factory=dict)  # by account
+    bad_nodes: list[BadNode] = field(default_factory=list)
+
+    def to_json(self) -> Record:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Last:
+    """The newest attempt of a Job, by its log, and its verdict: an empty one where it has left none."""
+
+    attempt: int
+    log: str  # inside the Run
+    verdict: Record
+
+
+def last_attempts(run: Run) -> dict[tuple[str, str], Last]:
+    """Return the newest attempt of each Stage and Job; by one look at the folder, which may be far away."""
+    newest: dict[tuple[str, str], int] = {}
+    for path in run.logs.glob("*.log"):
+        if match := LOG.fullmatch(path.name):
+            key = match["stage"], match["job_id"]
+            newest[key] = max(newest.get(key, 0), int(match["attempt"]))
+    found = {}
+    for (stage, job_id), attempt in newest.items():
+        log = str(run.log(stage, job_id, attempt).relative_to(run.root))
+        found[stage, job_id] = Last(attempt, log, read_record(run.verdict(job_id, attempt)))
+    return found
+
+
+def ask_slurm(run: Run, record: Record, lasts: dict[tuple[str, str], Last]) -> tuple[dict[str, SlurmJob], str]:
     """Return the Run's Jobs by id, and where that was read; none where the scheduler does not answer."""
-    ids = [str(job["job_id"]) for job in record.get("jobs", []) if isinstance(job, dict) and job.get("job_id")]
+    entries = [job for job in record.get("jobs", []) if isinstance(job, dict) and job.get("job_id")]
+    ids = [str(job["job_id"]) for job in entries]
+    settled = {job_id for (_, job_id), last in lasts.items() if last.verdict}
     try:
-        jobs = read_cluster(run).slurm().jobs(ids)
-    except UserError as error:
-        return {}, f"jobs.json and verdicts; Slurm does not answer ({str(error).splitlines()[0]})"
-    sources = sorted({job.source for job in jobs.values()})
+        jobs = read_cluster(run).slurm().jobs(ids, settled=settled)
+    except UserError as error:  # of the cluster file
+        return {}, f"jobs.json and verdicts; Slurm cannot be asked ({str(error).splitlines()[0]})"
+    if silent := next((job for job in jobs.values() if not job.answered), None):
+        return jobs, f"jobs.json and verdicts; {silent.reason}"
+    sources = sorted({job.source if job.source != "none" else "verdicts" for job in jobs.values()})
     return jobs, f"Slurm ({', '.join(sources)})" if sources else "Slurm"
 
 
-def answer(run: Run, entry: Record, job: SlurmJob | None) -> Answer:
+def ask_queue(run: Run, waiting: list[str]) -> Queue:
+    """Ask for the priority of Jobs that wait, and for what it hangs on, as far as Slurm keeps it; read bad nodes."""
+    try:
+        cluster = read_cluster(run)
+    except UserError:
+        return Queue()
+    slurm, priorities, shares = cluster.slurm(), {}, {}
+    with suppress(SlurmError):  # without the plugin for it, sprio says no more than that
+        priorities = slurm.priorities(waiting[:MOST_PRIORITIES])
+        if any(priority.parts["fair share"] for priority in priorities.values()):
+            shares = slurm.fair_share()
+            account = cluster.sbatch_options("pretrain").get("account", "")
+            shares = {account: shares[account]} if account in shares else shares
+    return Queue(priorities, shares, sorted(bad_nodes_of(run, cluster).read().values(), key=lambda node: node.name))
+
+
+def answer(run: Run, entry: Record, job: SlurmJob | None, lasts: dict[tuple[str, str], Last]) -> Answer:
     """Tell how one Job of jobs.json is doing."""
     job_id, stage = str(entry.get("job_id")), str(entry.get("stage"))
-    attempt, log = _last_log(run, stage, job_id)
-    verdict = read_record(run.verdict(job_id, attempt)) if attempt is not None else {}
+    last = lasts.get((stage, job_id))
+    attempt, log, verdict = (last.attempt, last.log, last.verdict) if last else (None, None, {})
     began = read_record(run.beginning(job_id, attempt)) if attempt is not None else {}
     started, ended = number(began.get("time")), number(verdict.get("time"))
     state, reason = _state(job, verdict)
     if state in ("running", "pending"):
         ended = None
+    if job is None:
+        return Answer(state, reason, attempt, log, started if state != "pending" else None, ended)
     return Answer(
-        state, reason, attempt, log, started if state != "pending" else None, ended,
-        job.nodes if job else "", job.start if job else None,
+        state, reason, attempt, log, started if state != "pending" else None, ended, job.nodes, job.start,
+        job.time_left if state == "running" else None, job.reason if job.state in WAITING else "",
     )  # fmt: skip
 
 
@@ -70,6 +134,9 @@ def _state(job: SlurmJob | None, verdict: Record) -> tuple[str, str]:
         return "pending", job.explain()
     if kind == COMPLETE:
         return "completed", ""
+    if job is not None and not job.answered and kind not in FINAL:
+        ended = f"; its last attempt ended with {kind}" if kind else ""
+        return "pending", f"not known: {job.reason}{ended}"
     if kind == STOPPED:
         return "stopped", why
     if kind is not None:
@@ -79,15 +146,3 @@ def _state(job: SlurmJob | None, verdict: Record) -> tuple[str, str]:
     if job.success:
         return "completed", "had nothing to do"
     return "failed" if job.state != "cancelled" else "stopped", job.explain() or job.state
-
-
-def _last_log(run: Run, stage: str, job_id: str) -> tuple[int | None, str | None]:
-    """Return the newest attempt of a Job, by its log, and that log's path inside the Run."""
-    found: dict[int, Path] = {}
-    for path in run.logs.glob(f"{stage}-{job_id}.*.log"):
-        if match := LOG.fullmatch(path.name):
-            found[int(match[1])] = path
-    if not found:
-        return None, None
-    attempt = max(found)
-    return attempt, str(found[attempt].relative_to(run.root))

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from pipeline.goodput import KINDS
 from pipeline.hints import command, shown
-from pipeline.status import Status
+from pipeline.status import JobStatus, Status
 from pipeline.units import duration, short
 
+FEWEST_TOGETHER = 4  # Segments that are shown as one line
 STYLES = {
     "planned": "dim",
     "pending": "dim",
@@ -37,6 +38,7 @@ def print_status(status: Status, console: Console, *, source: bool = False) -> N
     _print_progress(status, console)
     _print_time(status, console)
     _print_scores(status, console)
+    _print_queue(status, console)
     for label, text in next_commands(status):
         _line(console, label, text)
     if source:
@@ -80,18 +82,70 @@ def _line(console: Console, label: str, text: str, style: str = "") -> None:
 
 
 def _jobs_table(status: Status) -> Table:
-    jobs = status.jobs
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    segmented = any(job.segment for job in jobs)
-    for title in ("stage", *(["segment"] if segmented else []), "job", "state", "time", ""):
+    segmented, repeated = any(job.segment for job in status.jobs), any(job.attempt for job in status.jobs)
+    segment, attempt = ["segment"] * segmented, ["attempt"] * repeated
+    for title in ("stage", *segment, "job", *attempt, "state", "time", ""):
         table.add_column(title, no_wrap=title != "", justify="right" if title == "time" else "left")
     now = time.time()
-    for job in jobs:
-        cells = [job.stage, *([str(job.segment)] if segmented else []), job.job_id]
-        said = "" if job.reason and job.reason in status.reason else job.reason.split("\n")[0]  # once is enough
-        state = Text(job.state, STYLES[job.state])
-        table.add_row(*cells, state, duration(job.seconds(now)), Text(said, "dim"))
+    for group in _groups(status):
+        first, last = group[0], group[-1]
+        alone = len(group) == 1
+        said = "" if first.reason and first.reason in status.reason else first.reason.split("\n")[0]  # once is enough
+        table.add_row(
+            first.stage,
+            *([_span(str(first.segment or ""), str(last.segment or ""))] if segmented else []),
+            _span(first.job_id, last.job_id),
+            *(["" if first.attempt is None or not alone else str(first.attempt)] if repeated else []),
+            Text(first.state, STYLES[first.state]),
+            duration(first.seconds(now)) if alone else "",
+            Text(said or _place(first), "dim"),
+        )
     return table
+
+
+def _groups(status: Status) -> list[list[JobStatus]]:
+    """Return the Jobs that are shown, Segments in a row that all wait or all are done as one.
+
+    Of a Job that was submitted again, the last counts.
+    """
+    jobs = list({(job.stage, job.segment): job for job in status.jobs}.values())
+    groups: list[list[JobStatus]] = []
+    for job in jobs:
+        alike = groups and job.segment and all(_kind(job) == _kind(other) for other in groups[-1])
+        if alike and job.state in ("pending", "completed", "stopped"):
+            groups[-1].append(job)
+        else:
+            groups.append([job])
+    return [
+        part for group in groups for part in ([group] if len(group) >= FEWEST_TOGETHER else [[job] for job in group])
+    ]
+
+
+def _kind(job: JobStatus) -> tuple[str, str, str]:
+    return job.stage, job.state, job.reason
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first}-{last}"
+
+
+def _place(job: JobStatus) -> str:
+    """Say where a Job runs, and for how long it may."""
+    left = f"{duration(job.time_left)} until its time limit" if job.time_left is not None else ""
+    return ", ".join(part for part in (f"on {job.nodes}" if job.nodes and job.state == "running" else "", left) if part)
+
+
+def _print_queue(status: Status, console: Console) -> None:
+    """Print what decides when a Job that waits starts, and the nodes that none starts on."""
+    names = {job.job_id: f"{job.stage} {job.segment}" if job.segment else job.stage for job in status.jobs}
+    for job_id, priority in status.queue.priorities.items():
+        _line(console, "priority", f"{names.get(job_id, job_id)}  {priority.words()}")
+    for account, share in status.queue.fair_share.items():
+        _line(console, "share", f"{share:.2f} in account {account}: 1 for one that has used little, 0 for far too much")
+    for node in status.queue.bad_nodes:
+        until = time.strftime("%d %b %H:%M", time.localtime(node.until))
+        _line(console, "bad node", f"{node.name} until {until}: {node.reason}")
 
 
 def _print_progress(status: Status, console: Console) -> None:
@@ -103,7 +157,8 @@ def _print_progress(status: Status, console: Console) -> None:
     if status.tokens_per_s:
         parts.append(f"{short(status.tokens_per_s)} tokens/s")
     if status.eta_s is not None:
-        parts.append(f"{duration(status.eta_s)} left")
+        waits = "" if status.state == "running" else " of training, once it runs"
+        parts.append(f"{duration(status.eta_s)} left{waits}")
     if status.goodput is not None:
         parts.append(f"goodput {status.goodput:.0%}")
     line = Table.grid(padding=(0, 2, 0, 0))

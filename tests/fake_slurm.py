@@ -16,7 +16,7 @@ import stat
 import sys
 from pathlib import Path
 
-COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "sacct")
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "sacct", "sprio", "sshare")
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -89,7 +89,7 @@ def sbatch(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
 def squeue(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     if "-j" in words:
         for job_id in words[words.index("-j") + 1].split(","):
-            if job_id in jobs:
+            if job_id in jobs and not jobs[job_id].get("forgotten"):
                 job = jobs[job_id]
                 cells = [
                     job_id,
@@ -151,6 +151,11 @@ def main() -> int:
     name, words, folder = sys.argv[1], sys.argv[2:], Path(os.environ["FAKE_SLURM"])
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        with (folder / "calls").open("a") as calls:
+            calls.write(f"{name} {' '.join(words)}\n")
+        if (answer := folder / f"{name}.answer").is_file():  # what a test wants it to say
+            print(answer.read_text(), end="")
+            return 0
         return globals().get(name, nothing)(words, folder, read(folder))
 
 

@@ -77,3 +77,15 @@ def test_a_closed_pipe_is_quiet(run: Run) -> None:
     os.close(reader)
     with os.fdopen(writer, "w") as out:
         read_logs(run, False, None, None, out)
+
+
+def test_what_slurm_has_to_say_comes_first_for_its_job_and_nothing_is_shown_of_an_empty_file(run: Run) -> None:
+    write_text(run.logs / "pretrain-2.slurm.log", "slurmstepd: error: cannot open the script's folder\n")
+    write_text(run.logs / "pretrain-1.slurm.log", "")
+    write_text(run.log("pretrain", "3", 0), "the next Segment\n")
+    assert [path.name for path in log_files(run, "pretrain")] == [
+        "pretrain-1.slurm.log", "pretrain-2.slurm.log", "pretrain-2.0.log", "pretrain-3.0.log",
+    ]  # fmt: skip
+    text = printed(run, "pretrain")
+    assert text.startswith("==> pretrain-2.slurm.log <==\nslurmstepd: error")
+    assert "pretrain-1" not in text

@@ -243,7 +243,7 @@ def test_sl_10_all_jobs_are_read_by_one_call_without_free_text(fake: Fake) -> No
         == "waits for Jobs of higher priority; nothing to do; Slurm expects to start it at 2026-01-01T00:00:00"
     )
     (call,) = calls("squeue")
-    assert call == f"-h --states=all -j 1,2 -O {COLUMNS}"
+    assert call == f"-h -a --states=all -j 1,2 -O {COLUMNS}"
     assert not {"Name", "Comment", "Command", "WorkDir"} & {column.partition(":")[0] for column in COLUMNS.split(",")}
     assert calls("scontrol") == calls("sacct") == []
 
@@ -255,19 +255,39 @@ def test_status_of_a_hundred_jobs_is_one_call(fake: Fake) -> None:
     assert len(calls("squeue")) == 1
 
 
-def test_what_squeue_has_forgotten_scontrol_and_then_sacct_are_asked(fake: Fake) -> None:
+SCONTROL = (
+    "echo 'JobId=2 JobName=x JobState=FAILED Reason=NonZeroExitCode Restarts=1 ExitCode=7:0 "
+    "Command=/a JobState=COMPLETED ExitCode=0:0'; echo 'JobId=9 JobState=RUNNING'"
+)
+
+
+def test_sacct_is_asked_once_for_all_that_squeue_has_forgotten(fake: Fake) -> None:
     fake("squeue", squeue_of(row("1", "RUNNING")))
-    fake("scontrol", "[[ $* = *' 2' ]] && echo 'JobId=2 JobName=x JobState=FAILED Reason=NonZeroExitCode Restarts=1 ExitCode=7:0 "
-         "Command=/a JobState=COMPLETED ExitCode=0:0' && exit; echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")  # fmt: skip
     fake("sacct", "echo '3|COMPLETED|0:0|01:00:00|n1'")
-    found = SLURM.jobs(["1", "2", "3", "4"])
-    assert [found[job_id].source for job_id in "1234"] == ["squeue", "scontrol", "sacct", "none"]
-    assert (found["2"].state, found["2"].exit_code, found["2"].restarts) == ("failed", 7, 1)
+    found = SLURM.jobs(["1", "3", "4", "5"], settled={"5"})
+    assert [found[job_id].source for job_id in "1345"] == ["squeue", "sacct", "none", "none"]
     assert found["3"].success
     assert found["4"].state == "unknown"
-    assert "neither squeue nor scontrol nor sacct" in found["4"].explain()
+    assert "neither squeue nor sacct nor scontrol" in found["4"].explain()
     assert calls("sacct") == ["-n -X -P -j 3,4 -o JobID,State,ExitCode,Timelimit,NodeList"]
-    assert [call.split()[-1] for call in calls("scontrol")] == ["2", "3", "4"]
+    assert calls("scontrol") == []
+
+
+@pytest.mark.parametrize(("ids", "asked"), [(["1", "2"], "2"), (["1", "2", "3"], "job")])
+def test_without_accounting_scontrol_is_asked_once(fake: Fake, ids: list[str], asked: str) -> None:
+    fake("squeue", squeue_of(row("1", "RUNNING")))
+    fake("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    fake("scontrol", SCONTROL)
+    found = SLURM.jobs(ids)
+    assert (found["2"].state, found["2"].exit_code, found["2"].restarts) == ("failed", 7, 1)
+    assert [call.split()[-1] for call in calls("scontrol")] == [asked]
+    assert "9" not in found
+
+
+def test_nothing_more_is_asked_about_what_has_left_word(fake: Fake) -> None:
+    fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    SLURM.jobs(["1", "2"], settled={"1", "2"})
+    assert calls("sacct") == calls("scontrol") == []
 
 
 @pytest.mark.parametrize(
@@ -302,6 +322,7 @@ def test_f18_where_squeue_does_not_answer_as_it_should_nothing_is_made_up(fake: 
     fake("squeue", answer)
     job = SLURM.jobs(["5"], timeout=2)["5"]
     assert (job.state, job.source, job.success) == ("unknown", "none", False)
+    assert job.answered == (answer not in ("sleep 60", "exit 1"))
     assert job.explain()
 
 
