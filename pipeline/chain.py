@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -213,15 +212,12 @@ def test_plan(request: Request, console: Console) -> int:
 
 
 def show_plan(request: Request, console: Console, *, as_json: bool = False) -> int:
-    """Print the Plan, for a person or as JSON."""
+    """Print the Plan for a person; have it printed, as JSON too, where the Run is."""
     if request.there:
         only = f"--only={request.only}" if request.only else ""
         words = ["plan", "--json"] if as_json else ["submit", "--dry-run", only]
         return request.there.submit(request.config, *words)
-    if as_json:
-        print(json.dumps(request.plan.to_json(), indent=2))
-    else:
-        print_plan(request, console)
+    print_plan(request, console)
     return EXIT_DONE
 
 

@@ -109,7 +109,11 @@ def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) 
     """Print the Jobs, their command lines and what was derived. Nothing is run or written."""
     from pipeline import chain
 
-    return chain.show_plan(chain.request(what or [], cluster, None), Console(highlight=False), as_json=as_json)
+    request = chain.request(what or [], cluster, None)
+    if as_json and request.there is None:
+        emit(json.dumps(request.plan.to_json(), indent=2))
+        return EXIT_DONE
+    return chain.show_plan(request, Console(highlight=False), as_json=as_json)
 
 
 @app.command()

@@ -56,8 +56,19 @@ cd -- "$folder" || exit 4
 if test -n "$undo"; then rm -f -- "$undo" || exit 4; fi
 PYTHONPATH=$folder "$python" -m pipeline "$@" </dev/null
 """
-# What a verb prints goes to where a person looks, and the file to where we read.
-REPORT = 'python=$1 && shift && "$python" -m pipeline report "$1" >&2 && cat -- "$1/report.html"'
+# One verb, by the Run's own code.
+VERB = """
+run=$1 python=$2 verb=$3
+shift 3
+if ! test -f "$run/config.yaml"; then
+    printf 'error: %s: no Run over there (yet); submit it from its config\\n' "$run" >&2
+    exit 3
+fi
+export PYTHONPATH="$run/snapshot"
+"""
+PASS_ON = VERB + 'exec "$python" -m pipeline "$verb" "$run" "$@"'
+# What the verb prints goes to where a person looks, and the file to where we read.
+REPORT = VERB + '"$python" -m pipeline "$verb" "$run" >&2 && cat -- "$run/report.html"'
 
 
 @dataclass(frozen=True)
@@ -83,9 +94,9 @@ class There:
         Its standard input stays open as long as this process lives: that is how `logs -f` learns that nobody reads.
         """
         verb, *rest = [word for word in words if word]
-        snapshot = f"PYTHONPATH={self.run.snapshot}"
-        python = [self.cluster.host_python, "-m", "pipeline"]
-        return self._call(["env", *self._environment(), snapshot, *python, verb, str(self.run.root), *rest])
+        lively = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        colour = "FORCE_COLOR=1" if lively else "NO_COLOR=1"
+        return self._call(["env", *self._environment(), colour, *self._verb(PASS_ON, verb), *rest])
 
     def submit(self, config: Config, *words: str, undo: Path | None = None) -> int:
         """Bring code, config and cluster over there, run `python -m pipeline WORDS` on them, return its exit code."""
@@ -115,23 +126,24 @@ class There:
 
     def report(self) -> Path:
         """Have the report written over there, and bring it here."""
-        snapshot = f"PYTHONPATH={self.run.snapshot}"
-        words = ["sh", "-c", REPORT, "sh", self.cluster.host_python, str(self.run.root)]
+        words = self._verb(REPORT, "report")
         with atomic_path(self.here.report) as temporary, temporary.open("wb") as file:
-            code = self._call(["env", *self._environment(), snapshot, *words], output=file)
+            code = self._call(["env", *self._environment(), *words], output=file)
             if code != EXIT_DONE:
                 raise NotReadyError(f"{self.run.root}: the report could not be written over there (exit code {code})")
         return self.here.report
 
     def shell(self, limit: str) -> None:
         """Become a shell on a node. Does not return."""
-        words = ["env", *self._environment(), f"PYTHONPATH={self.run.snapshot}", self.cluster.host_python]
-        words += ["-m", "pipeline", "shell", str(self.run.root), f"--time={limit}"]
+        words = ["env", *self._environment(), *self._verb(PASS_ON, "shell"), f"--time={limit}"]
         command = Slurm(tuple(_with_terminal(self.login.prefix)), self.login.quoting).command(words)
         try:
             os.execvpe(command[0], command, clean_environment())
         except FileNotFoundError:
             raise self._no_prefix(command[0]) from None
+
+    def _verb(self, script: str, verb: str) -> list[str]:
+        return ["sh", "-c", script, "sh", str(self.run.root), self.cluster.host_python, verb]
 
     def _call(self, words: list[str], given: bytes | None = None, output: io.BufferedWriter | None = None) -> int:
         """Run words over there; what they say goes where this process's own words go."""
@@ -158,12 +170,10 @@ class There:
         return UserError(f"{word}: no such command here; mend login.prefix in the cluster file")
 
     def _environment(self) -> list[str]:
-        """Return assignments: how this terminal is, and what the Run is called here."""
-        lines = os.environ.get("COLUMNS") or str(shutil.get_terminal_size((120, 40)).columns)
-        lively = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        colour = "FORCE_COLOR=1" if lively else "NO_COLOR=1"
+        """Return assignments: how wide this terminal is, and what the Run is called here."""
+        columns = os.environ.get("COLUMNS") or str(shutil.get_terminal_size((120, 40)).columns)
         caller = Caller(python_word(), shown(self.here.root), str(self.run.root))
-        return [f"COLUMNS={lines}", colour, "PYTHONUTF8=1", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1",
+        return [f"COLUMNS={columns}", "PYTHONUTF8=1", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1",
                 caller.variable()]  # fmt: skip
 
     def _parcel(self, config: Config) -> bytes:

@@ -301,6 +301,23 @@ def test_a_run_of_the_same_name_on_this_machine_is_not_taken_for_a_pointer(lapto
     assert laptop.queue == {}
 
 
+def test_a_run_that_was_refused_over_there_is_not_there(laptop: Laptop) -> None:
+    laptop.cluster.write_text(laptop.cluster.read_text() + "gpus_per_node: 8\nconfirm_gpu_hours: 1\n")
+    laptop.submit("pretrain.time=10:00:00")
+    missing = laptop.verb("status", laptop.here.root)
+    assert missing.returncode == 3
+    assert "no Run over there (yet)" in missing.stderr
+
+
+def test_doctor_looks_at_the_other_machine(laptop: Laptop) -> None:
+    laptop.cluster.write_text(laptop.cluster.read_text().replace(f"python: {sys.executable}", "python: /no/python", 1))
+    checks = json.loads(laptop.pipeline("doctor", laptop.micro, "--cluster", laptop.cluster, "--json").stdout)["checks"]
+    found = {check["name"]: (check["state"], check["found"]) for check in checks}
+    assert found["python"][0] == "fail"
+    assert found["host_python"][0] == "ok"
+    assert str(laptop.there) in found["login.root"][1]
+
+
 def test_cost_is_asked_for_over_there(laptop: Laptop) -> None:
     laptop.cluster.write_text(laptop.cluster.read_text() + "gpus_per_node: 8\nconfirm_gpu_hours: 1\n")
     refused = laptop.submit("pretrain.time=10:00:00")

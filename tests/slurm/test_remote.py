@@ -78,7 +78,9 @@ def test_a_chain_is_submitted_watched_and_read_from_a_laptop(
     submitted = laptop("submit", config, "--cluster", cluster)
     assert submitted.returncode == 0, submitted.stderr
     note(f"{time.monotonic() - began:.1f} s to submit four Jobs through ssh")
+    began = time.monotonic()
     assert json.loads(laptop("status", here.root, "--json").stdout)["state"] in ("pending", "running")
+    note(f"{time.monotonic() - began:.1f} s for status through ssh")
     followed = laptop("logs", "-f", here.root, timeout=200)
     assert followed.returncode == 0, followed.stderr
     for stage in ("tokenize", "pretrain", "evaluate", "inference"):
