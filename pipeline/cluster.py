@@ -300,6 +300,8 @@ def load_cluster(path: Path, python: str) -> Cluster:
 def _strange_interpreters(document: Document, data: dict[str, Any], cluster: Cluster) -> Iterator[Mistake]:
     """Yield the interpreters that a cluster elsewhere needs and that were left to this machine, or its shell."""
     for key in ("python", "host_python"):
+        if key == "python" and cluster.image:
+            continue  # the image's own
         if key not in data:
             advice = "is missing: with login, this machine's interpreter means nothing; write the one over there"
             yield Mistake(document.place(("login",)), key, f"{advice}, for example /shared/env/bin/python")

@@ -89,6 +89,8 @@ def test_paths_are_filled_in_where_slurm_is_here(load: Load, tmp_path: Path, mon
     )
     assert away.state_dir == "$SHARED/state"
     assert away.slurm().prefix == ("ssh", "login01")
+    in_image = load("image: /shared/x.sqsh\nhost_python: /usr/bin/python3\nlogin: {prefix: ssh, root: /shared/me}")
+    assert in_image.python == "/usr/bin/python3"
 
 
 @pytest.mark.parametrize(
