@@ -77,8 +77,11 @@ class Chain:
         """Submit the chain; `slow` seconds of sleep in each step leave time for something to happen."""
         self.verb("submit", self.config, "--cluster", self.cluster, *overrides)
         if slow:
-            with self.run.launch("pretrain").open("a") as file:
-                file.write(f"export PIPELINE_INJECT='rank=0,step=1,do=slow,seconds={slow}'\n")
+            self.slow(slow)
+
+    def slow(self, seconds: float) -> None:
+        with self.run.launch("pretrain").open("a") as file:
+            file.write(f"export PIPELINE_INJECT='rank=0,step=1,do=slow,seconds={seconds}'\n")
 
     def status(self) -> Record:
         words = self.command("status", self.run.root, "--json")
