@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+import slurm_containers
 from private_slurm import PrivateSlurm
 from slurm_packages import reason
 
@@ -29,8 +30,16 @@ def slurm() -> Iterator[PrivateSlurm]:
     """The private Slurm: `slurm.env` is the environment that reaches it."""
     if why := reason():
         pytest.skip(why)
-    with new_root() as folder, PrivateSlurm(Path(folder)) as slurm:
+    with new_root() as folder, PrivateSlurm(Path(folder), containers=not slurm_containers.reason()) as slurm:
         yield slurm
+
+
+@pytest.fixture(scope="session")
+def small_image(slurm: PrivateSlurm) -> Path:
+    """Return an image with a shell and little else, which starts at once, and which every user may start."""
+    if why := slurm_containers.reason():
+        pytest.skip(why)
+    return slurm_containers.build_small_image(slurm.root / "image")
 
 
 @pytest.fixture
@@ -65,6 +74,11 @@ def bounded(request: pytest.FixtureRequest) -> Iterator[None]:
 def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Print a sentence at the end of the tests: what was measured, and is not asserted."""
     return lambda text: request.config.stash.setdefault(NOTES, []).append(f"{request.node.name}: {text}")
+
+
+def pytest_report_header() -> str:
+    """Say what starts the containers: a claim about the stand-in is not yet one about Pyxis."""
+    return f"containers: {slurm_containers.runtime()}"
 
 
 def pytest_configure() -> None:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+import slurm_containers
 from slurm_files import CONTROLLER, cgroup_conf, free_ports, gres_conf, hosts_file, slurm_conf, slurmdbd_conf
 from slurm_packages import SBIN, reason
 from slurm_processes import Processes, SlurmError, wait_until
@@ -41,17 +42,17 @@ class PrivateSlurm:
     `env` is what reaches it: the environment for any program that is to use this Slurm. Nodes n1, n2, … are hosts of
     their own name, with `cpus` CPUs, `memory` MB and `gpus` fake GPUs of the type h100. Partitions: main (the default),
     high (its jobs requeue those of main), short (at most 2 minutes). `settings` change slurm.conf,
-    `plugstack` is the text of plugstack.conf.
+    `containers`: srun takes --container-image. `plugstack` is more text for plugstack.conf.
     """
 
     def __init__(
         self, root: Path, nodes: int = 3, *, cpus: int = 8, memory: int = 8000, gpus: int = 4,
-        accounting: bool = False, plugstack: str = "", settings: Mapping[str, str] | None = None,
+        accounting: bool = False, containers: bool = False, plugstack: str = "", settings: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.root = root.absolute()
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.cpus, self.memory, self.gpus, self.accounting = cpus, memory, gpus, accounting
-        self.plugstack, self.settings = plugstack, dict(settings or {})
+        self.containers, self.plugstack, self.settings = containers, plugstack, dict(settings or {})
         self.env = clean_environment(self.root)
         self.processes = Processes(self.root, self.env)
 
@@ -65,7 +66,7 @@ class PrivateSlurm:
 
     def start(self) -> PrivateSlurm:
         """Start everything and return when all nodes are idle; on any failure nothing is left behind."""
-        if why := reason(self.accounting):
+        if why := reason(self.accounting) or (slurm_containers.reason() if self.containers else ""):
             raise SlurmError(f"no private Slurm on this machine: {why}")
         if len(str(self.root)) > LONGEST_ROOT:
             raise SlurmError(
@@ -90,6 +91,8 @@ class PrivateSlurm:
         for device in devices:
             os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # /dev/null by another name
         version = subprocess.run(["slurmd", "-V"], env=self.env, capture_output=True, text=True, timeout=30, check=True)
+        if self.containers:
+            self.plugstack += slurm_containers.plugstack(self.root / "containers")
         texts = {
             "cgroup.conf": cgroup_conf(tuple(int(word) for word in re.findall(r"\d+", version.stdout))),
             "hosts": hosts_file(self.nodes),
@@ -260,8 +263,9 @@ def main() -> int:
     parser.add_argument("root", type=Path, help="a new folder with a short path, like /tmp/slurm")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--accounting", action="store_true", help="with a database and slurmdbd")
+    parser.add_argument("--containers", action="store_true", help="with Pyxis, or what stands in for it")
     words = parser.parse_args()
-    slurm = PrivateSlurm(words.root, words.nodes, accounting=words.accounting)
+    slurm = PrivateSlurm(words.root, words.nodes, accounting=words.accounting, containers=words.containers)
     try:
         if words.verb == "start":
             slurm.start()

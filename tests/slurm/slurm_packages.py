@@ -21,6 +21,15 @@ SLURM = {
 }
 ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
 LOGIN = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # a login node, by loopback
+# What container_plugin.c is compiled with, and what the small image is made of.
+CONTAINERS = {
+    "gcc": "gcc",
+    "/usr/include/stdio.h": "libc6-dev",
+    "mksquashfs": "squashfs-tools",
+    "busybox": "busybox-static",
+}
+# What the training image is built from where no registry is reached; its Debian's keys are not every Debian's.
+IMAGE = {"mmdebstrap": "mmdebstrap", "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring"}
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 POLICY = Path("/usr/sbin/policy-rc.d")
 LIMIT = 600  # seconds for each call of apt-get
@@ -78,7 +87,8 @@ def main() -> int:
     parser.add_argument("--no-accounting", action="store_true", help="leave slurmdbd and its database out")
     parser.add_argument("--check", action="store_true", help="install nothing")
     words = parser.parse_args()
-    packages = missing(not words.no_accounting) + lacking(LOGIN)  # without the latter, their tests are skipped
+    # Without the latter, their tests are skipped.
+    packages = missing(not words.no_accounting) + lacking(LOGIN | CONTAINERS | IMAGE)
     if packages and os.geteuid() == 0 and shutil.which("apt-get") and not words.check:
         print(f"installing {' '.join(packages)}", flush=True)
         try:
