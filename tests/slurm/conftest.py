@@ -11,6 +11,7 @@ from types import FrameType
 
 import pytest
 import slurm_containers
+import training_image
 from private_slurm import PrivateSlurm
 from slurm_packages import reason
 
@@ -74,6 +75,17 @@ def bounded(request: pytest.FixtureRequest) -> Iterator[None]:
 def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Print a sentence at the end of the tests: what was measured, and is not asserted."""
     return lambda text: request.config.stash.setdefault(NOTES, []).append(f"{request.node.name}: {text}")
+
+
+@pytest.fixture(scope="session")
+def image(slurm: PrivateSlurm) -> Path:
+    """Return the training image, which stages run in; it is built where no earlier run of the tests has done so."""
+    if why := slurm_containers.reason():
+        pytest.skip(why)
+    try:
+        return training_image.find_or_build()
+    except training_image.Unavailable as error:
+        pytest.skip(str(error))
 
 
 def pytest_report_header() -> str:
