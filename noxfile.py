@@ -84,6 +84,12 @@ def inference(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def image(session: nox.Session) -> None:
+    """Build the image that stages run in: [--target cpu|gpu] [--builder NAME] [--output FOLDER]."""
+    pipeline(session, "image", *session.posargs)
+
+
+@nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """Run the tests: [pytest's options]."""
     install(session)
@@ -108,7 +114,8 @@ def lint(session: nox.Session) -> None:
     session.run(str(PYTHON.with_name("shellcheck")), "-x", *SHELL_SCRIPTS, external=True)
 
 
-SHELL_SCRIPTS = [str(path.relative_to(ROOT)) for path in [*sorted(ROOT.glob("sbatch/*")), ROOT / ".ci" / "run"]]
+SHELL_FILES = [*sorted(ROOT.glob("sbatch/*")), *sorted(ROOT.glob("containers/*.sh")), ROOT / ".ci" / "run"]
+SHELL_SCRIPTS = [str(path.relative_to(ROOT)) for path in SHELL_FILES]
 
 
 @nox.session(python=False)

@@ -265,6 +265,35 @@ def doctor(what: What = None, cluster: ClusterName = None, as_json: Json = False
 
 
 @app.command()
+def image(
+    target: Annotated[str, typer.Option("--target", metavar="cpu|gpu", help="What it is for.")] = "cpu",
+    builder: Annotated[
+        str | None,
+        typer.Option("--builder", metavar="NAME", help="docker, podman, buildah, enroot, mmdebstrap: the first here."),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="IMAGE", help="Built upon instead of the Dockerfile's.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", metavar="FOLDER", help="Without it: images.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Build the image that stages run in, and test it; nothing is built where it is there already."""
+    from pipeline import image as images
+    from pipeline.image_check import record_path
+
+    path, built = images.build(
+        target, builder, base, output or images.FOLDER, lambda text: talk.print(text, markup=False)
+    )
+    if as_json:
+        record = json.loads(record_path(path).read_text(encoding="utf-8"))
+        emit(json.dumps({"path": str(path), "built": built} | record, indent=2))
+        return
+    if not built:
+        talk.print("nothing to build: all that it is made from is unchanged")
+    emit(str(path))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of a config file, for editors."""
     from pipeline.config_docs import config_schema
