@@ -101,6 +101,10 @@ def running_stage(run: Run, since: float) -> str | None:
     return None
 
 
+def _place(stage: str | None) -> int:
+    return STAGES.index(stage) if stage in STAGES else -1
+
+
 def seconds_of_stages(run: Run) -> dict[str, float]:
     return {job["stage"]: job["ended"] - job["started"] for job in read_json(run.jobs)["jobs"]}
 
@@ -109,7 +113,8 @@ def kill_in(stage: str, seconds: float, config: Path, run: Run, shuffle: random.
     """Start the chain, kill it `seconds` after `stage` has begun; return where it was."""
     since, deadline = time.time(), time.monotonic() + CHAIN_SECONDS
     chain = start(config, "micro")
-    while running_stage(run, since) != stage and chain.poll() is None and time.monotonic() < deadline:
+    # Or a later one: what was killed may have been complete but for its verdict.
+    while _place(running_stage(run, since)) < _place(stage) and chain.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     moment = time.monotonic() + seconds
     while time.monotonic() < moment and running_stage(run, since) == stage and chain.poll() is None:
