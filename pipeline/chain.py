@@ -19,6 +19,7 @@ from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.config_load import load_config, load_run_config
 from pipeline.config_paths import Problem, resolve_paths
+from pipeline.container import check_container
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from pipeline.goodput import read_split
 from pipeline.hints import command, shown
@@ -61,6 +62,7 @@ def request(words: Sequence[str], cluster: str | None, only: str | None) -> Requ
     there = there_of(run, place)
     if there is None:
         check_config(run, config)
+        check_container(place)
         plan = make_plan(config, place, run, measured(run) if place.scheduler == "slurm" else None)
     else:  # what was measured is over there, and so is the Plan that counts
         plan = make_plan(config, place, there.run)

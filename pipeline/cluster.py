@@ -19,6 +19,7 @@ from pipeline.config_paths import PathError, expand
 from pipeline.config_types import LINE, NAMED, REAL, WHOLE, AsTyped, Section
 from pipeline.errors import UserError
 from pipeline.hints import again, command
+from pipeline.image_reference import parse_image
 from pipeline.network import Environment, NcclDebug, Network, environment
 from pipeline.slurm import Slurm
 from pipeline.slurm_options import SbatchOptions, SrunOptions
@@ -292,6 +293,11 @@ def load_cluster(path: Path, python: str) -> Cluster:
             except PathError as error:
                 mistakes.append(Mistake(document.place((key,)), key, f"{shown(data[key])} {error}"))
         cluster = cluster.model_copy(update=changes)
+    if cluster is not None and cluster.image is not None:
+        try:
+            cluster = cluster.model_copy(update={"image": parse_image(cluster.image, Path.cwd()).pyxis()})
+        except (ValueError, UserError) as error:
+            mistakes.append(Mistake(document.place(("image",)), "image", f"{shown(data['image'])} {error}"))
     if mistakes or cluster is None:
         raise ConfigError(document.source, mistakes)
     return cluster

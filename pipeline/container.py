@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pipeline.cluster import Cluster
 from pipeline.config import Config
+from pipeline.errors import NotReadyError
+from pipeline.image_reference import parse_image, require
 from pipeline.run import Run
 
 GLOB = re.compile(r"[*?\[]")
@@ -32,6 +34,17 @@ def container_options(config: Config, cluster: Cluster, run: Run, exported: Iter
         "--no-container-mount-home",
         "--container-readonly",
     ]
+
+
+def check_container(cluster: Cluster) -> None:
+    """Refuse an image or a mount that is not there, before anything is queued: on a node it fails in its own words."""
+    if cluster.image is None:
+        return
+    require(parse_image(cluster.image, Path.cwd()))
+    for number, mount in enumerate(cluster.mounts, start=1):
+        source = mount.split(":")[0]
+        if not Path(source).exists():
+            raise NotReadyError(f"mounts, item {number}: {source} is not there; make it, or mend the cluster file")
 
 
 def data_folders(config: Config, run: Run) -> list[Path]:

@@ -14,6 +14,7 @@ from pipeline.flags import gpus_of
 from pipeline.host import Host
 from pipeline.owner import current, take
 from pipeline.plan import ALONE
+from pipeline.submit import image_of
 from pipeline.verdict import EXIT_CODES, write_verdict
 
 NOTHING_TO_DO = 100  # told to the script, which ends with 0
@@ -47,6 +48,7 @@ class HostBegin(Host):
             return NOTHING_TO_DO
         if decision.action == "end":
             return self._refuse(decision)
+        image_of(self.run, self.cluster)  # an error where the file is another one than the Run was made with
         nodes = self.nodes()
         if code := self._avoid_bad_nodes(nodes):
             return code

@@ -20,6 +20,7 @@ from pipeline.config import Config
 from pipeline.config_load import config_differences, dump_config, load_run_config
 from pipeline.errors import UserError
 from pipeline.files import fsync_folder, read_json, write_json, write_text
+from pipeline.image_check import check_image, image_sha256
 from pipeline.owner import process_start
 from pipeline.plan import Plan
 from pipeline.run import Run
@@ -68,8 +69,9 @@ def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None
         for name, text in plan.files.items():
             write_text(run.root / name, text)
         write_json(run.plan, plan.to_json())
+        image = image_of(run, cluster)
         if not run.record.is_file():
-            write_json(run.record, describe(config))
+            write_json(run.record, describe(config) | image)
         elif changed:
             run.event("code changed", **describe_code())
         if cluster is not None and cluster.scheduler == "slurm":
@@ -77,6 +79,17 @@ def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None
         write_text(run.config, dump_config(config))
     except OSError as error:
         raise UserError(f"{run.root}: cannot make the Run: {error.strerror or error}") from error
+
+
+def image_of(run: Run, cluster: Cluster | None) -> dict[str, Any]:
+    """Describe the file of the image that stages will run in; UserError where the Run was made with another one."""
+    if cluster is None or cluster.image is None or not cluster.image.startswith("/"):
+        return {}  # of a registry's image only a digest in its name would say which it is
+    image = Path(cluster.image)
+    if expected := (read_json(run.record) or {}).get("image_sha256"):
+        check_image(image, str(expected))
+        return {}
+    return {"image": cluster.image, "image_sha256": image_sha256(image)}
 
 
 def remove_leftovers(run: Run) -> None:

@@ -203,3 +203,37 @@ def test_shell_on_a_run_of_this_machine_says_that_any_will_do(micro: Path, pipel
     refused = pipeline("shell", run.root)
     assert refused.returncode == 2
     assert "--cluster FILE" in refused.stderr
+
+
+def test_an_image_or_a_mount_that_is_not_there_is_named_before_the_queue(site: Site, tmp_path: Path) -> None:
+    site.cluster.write_text(CLUSTER + "image: nowhere/train.sqsh\n")
+    refused = site.submit()
+    assert refused.returncode == 3
+    assert str(tmp_path / "nowhere" / "train.sqsh") in refused.stderr
+    (tmp_path / "train.sqsh").write_bytes(b"hsqs, and more")
+    site.cluster.write_text(CLUSTER + "image: train.sqsh\nmounts: [/proc:/proc, /nope:/nope]\n")
+    refused = site.submit()
+    assert refused.returncode == 3
+    assert "mounts, item 2: /nope" in refused.stderr
+    assert site.queue == {}
+
+
+def test_the_image_of_a_run_must_stay_what_it_was(site: Site, tmp_path: Path) -> None:
+    image = tmp_path / "train.sqsh"
+    image.write_bytes(b"hsqs, and more")
+    site.cluster.write_text(CLUSTER + "image: train.sqsh\n")
+    assert site.submit().returncode == 0
+    assert f"--container-image={image}" in site.run.launch("pretrain").read_text()
+    assert len(read_json(site.run.record)["image_sha256"]) == 64
+    image.write_bytes(b"hsqs, but something else")
+    refused = site.submit()
+    assert refused.returncode == 2
+    assert "not the image that the Run was made with" in refused.stderr
+
+
+def test_a_registrys_image_is_written_as_pyxis_wants_it(site: Site) -> None:
+    site.cluster.write_text(CLUSTER + "image: registry.example.org/team/train:v1\n")
+    assert site.submit().returncode == 0
+    assert "--container-image=registry.example.org#team/train:v1" in site.run.launch("pretrain").read_text().replace(
+        "'", ""
+    )
