@@ -65,18 +65,19 @@ def corpus(folder: Path) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder, PrivateSlurm(Path(folder) / "s") as slurm:
-        Path(folder).chmod(0o755)
-        corpus(Path(folder))
-        twin, chain = Chain(slurm, Path(folder), "twin"), Chain(slurm, Path(folder), "mine")
-        twin.submit()
-        twin.wait_for_state("completed")
-        print(HEAD, end="")
-        tell(Transcript(chain), slurm)
-        same = chain.result() == twin.result()
-        print(
-            f"\nLosses, weights, optimizer state and score {'equal' if same else 'DIFFER FROM'} the twin's, bit for bit."
-        )
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # munge wants its socket to be reached by all
+        corpus(folder)
+        with PrivateSlurm(folder / "s") as slurm:
+            twin, chain = Chain(slurm, folder, "twin"), Chain(slurm, folder, "mine")
+            twin.submit()
+            twin.wait_for_state("completed")
+            print(HEAD, end="")
+            tell(Transcript(chain), slurm)
+            same = chain.result() == twin.result()
+        word = "are equal to" if same else "DIFFER from"
+        print(f"\nLosses, weights, optimizer state and score {word} the twin's, bit for bit.")
         if not same:
             sys.exit(1)
 
