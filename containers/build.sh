@@ -31,6 +31,7 @@ build_engine() {
     # shellcheck disable=SC2064 # the container of now
     trap "$engine rm --force $container >/dev/null" EXIT
     "$engine" cp "$work/environment" "$container:/etc/environment"
+    "$engine" cp "$context/rc" "$container:/etc/rc"
     "$engine" export "$container" | mksquashfs - "$output" -tar -all-root -noappend -no-progress "${squash[@]}"
 }
 
@@ -49,6 +50,7 @@ build_buildah() {
     trap "${buildah[*]} rm $container >/dev/null" EXIT
     root=$("${buildah[@]}" mount "$container")
     "${buildah[@]}" inspect --format '{{range .OCIv1.Config.Env}}{{println .}}{{end}}' "$container" >"$root/etc/environment"
+    install -m 755 "$context/rc" "$root/etc/rc"
     mksquashfs "$root" "$output" -all-root -noappend -no-progress "${squash[@]}"
 }
 

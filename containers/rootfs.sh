@@ -17,3 +17,6 @@ chmod -R go=u-w "$root$packages" "$root/usr/local/bin" # whoever runs it is not 
 # Hashes, not times: a copy of the image must not make Python compile thousands of files at every start.
 chroot "$root" python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "$packages" >/dev/null || true
 printf '%s\n' "$IMAGE" >"$root/etc/pipeline-image.json"
+# Enroot reads these two; what stands in the first wins over the variables of a Job, so it is little.
+printf '%s\n' PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 >"$root/etc/environment"
+install -m 755 "$(dirname "$0")/rc" "$root/etc/rc"

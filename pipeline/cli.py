@@ -282,7 +282,7 @@ def image(
     from pipeline.image_check import record_path
 
     path, built = images.build(
-        target, builder, base, output or images.FOLDER, lambda text: talk.print(text, markup=False)
+        target, builder, base, output or images.FOLDER, lambda text: talk.print(text, markup=False, soft_wrap=True)
     )
     if as_json:
         record = json.loads(record_path(path).read_text(encoding="utf-8"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -101,7 +103,8 @@ def _make(inputs: Inputs, builder: str, place: Path, work: Path, say: Say) -> di
     started = time.monotonic()
     output = place / f"{inputs.name}.sqsh"
     log = place.parent / f"{inputs.name}.log"
-    words = ["bash", str(CONTEXT / "build.sh"), builder, inputs.target, inputs.pinned, str(output), str(work), *SQUASH]
+    base = inputs.base if builder == "mmdebstrap" else builders.written_for(builder, inputs.pinned)
+    words = ["bash", str(CONTEXT / "build.sh"), builder, inputs.target, base, str(output), str(work), *SQUASH]
     code = builders.run_builder(words, {"IMAGE": marker(inputs)}, log, say)
     if code or not output.is_file():
         said = "\n".join(log.read_text(encoding="utf-8").strip().splitlines()[-builders.LAST_LINES :])
@@ -121,7 +124,7 @@ def _make(inputs: Inputs, builder: str, place: Path, work: Path, say: Say) -> di
         "target": inputs.target,
         "inputs": inputs.hash(),
         "base": inputs.base,
-        "base_digest": inputs.digest,
+        "base_digest": inputs.digest or _packages_digest(smoke["debian_packages"]),
         "builder": builder,
         "squashfs": SQUASH,
         "commit": _git("rev-parse", "HEAD"),
@@ -167,6 +170,11 @@ def _remove_if_left(place: Path) -> None:
     if (work := Path(builder["work"])).name.startswith("pipeline-image."):
         shutil.rmtree(work, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def _packages_digest(packages: dict[str, str]) -> str:
+    """Name a base that no registry knows by the packages that it is made of."""
+    return f"packages:sha256:{hashlib.sha256(json.dumps(packages, sort_keys=True).encode()).hexdigest()}"
 
 
 def _git(*words: str) -> str | None:

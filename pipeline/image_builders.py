@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.image_inputs import CONTEXT, DIGEST
+from pipeline.image_inputs import CONTEXT, DIGEST, PROJECT
+from pipeline.image_reference import parse_image
 
 # The order in which they are tried: engines that cache layers first, then what needs no daemon, then no registry.
 BUILDERS = ("docker", "podman", "buildah", "enroot", "mmdebstrap")
@@ -72,9 +73,18 @@ def choose(wanted: str | None, target: str) -> str:
     )
 
 
+def written_for(builder: str, base: str) -> str:
+    """Write a base as a builder wants it: Enroot has a form of its own."""
+    try:
+        reference = parse_image(base, PROJECT)
+    except ValueError as error:
+        raise UserError(f"--base {base} {error}") from None
+    return reference.enroot() if builder == "enroot" else base
+
+
 def base_digest(builder: str, base: str) -> str:
     """Ask what a base is today, by its digest; its registry may be asked."""
-    words = ["bash", str(CONTEXT / "build.sh"), "digest", builder, base]
+    words = ["bash", str(CONTEXT / "build.sh"), "digest", builder, written_for(builder, base)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     found = done.stdout.strip()
     if done.returncode or not DIGEST.fullmatch(found):

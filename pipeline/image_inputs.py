@@ -16,7 +16,7 @@ from pipeline.image_squash import SQUASH
 PROJECT = Path(__file__).resolve().parent.parent
 CONTEXT = PROJECT / "containers"
 LOCK = CONTEXT / "base.lock.json"
-FILES = ("Dockerfile", "build.sh", "install.sh", "rootfs.sh", "requirements.txt", "requirements-cpu.txt")
+FILES = ("Dockerfile", "build.sh", "install.sh", "rootfs.sh", "rc", "requirements.txt", "requirements-cpu.txt")
 TARGETS = ("cpu", "gpu")
 SCRATCH = "bookworm"  # the Debian whose Python is that of requirements-cpu.txt
 DIGEST = re.compile(r"(id:)?sha256:[0-9a-f]{64}")

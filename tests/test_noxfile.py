@@ -62,6 +62,11 @@ def test_a_stage_alone(project: Path, stage: str) -> None:
     assert calls(project)[-1].endswith(f"-m pipeline submit --only {stage} runs/x")
 
 
+def test_the_image(project: Path) -> None:
+    assert nox(project, "-s", "image", "--", "--target", "gpu").returncode == 0
+    assert calls(project)[-1].endswith("-m pipeline image --target gpu")
+
+
 def test_smoke_sees_to_the_packages_and_then_tests_by_name(project: Path) -> None:
     assert nox(project, "-s", "smoke", "--", "-k", "requeue").returncode == 0
     packages, tests = calls(project)[-2:]

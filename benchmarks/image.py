@@ -1,0 +1,98 @@
+"""Compare ways to compress the image: seconds to build, size, seconds to mount it and to `import torch` in it.
+
+`nox -s bench -- image --image FILE.sqsh [--rounds N] [--only NAME ...]`, as root. The file is unpacked once and
+written anew with each set of options. A start is measured from outside: loop mount, overlay, chroot, Python, import;
+its file is dropped from the cache of pages first, as it is on a node that has not used it yet. Rounds are interleaved,
+and medians told. Ends with a table for docs/containers.md and a JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+OPTIONS = {
+    "lzo -noD (Enroot's default)": "-comp lzo -noD",
+    "gzip 1": "-comp gzip -Xcompression-level 1",
+    "lz4": "-comp lz4",
+    "zstd 1": "-comp zstd -Xcompression-level 1",
+    "zstd 1, 256K": "-comp zstd -Xcompression-level 1 -b 256K",
+    "zstd 1, 1M": "-comp zstd -Xcompression-level 1 -b 1M",
+    "zstd 3": "-comp zstd -Xcompression-level 3",
+    "zstd 3, 256K": "-comp zstd -Xcompression-level 3 -b 256K",
+    "zstd 3, 1M": "-comp zstd -Xcompression-level 3 -b 1M",
+    "zstd 9": "-comp zstd -Xcompression-level 9",
+}
+IMPORT = ["python3", "-c", "import torch"]
+
+
+def timed(words: list[str]) -> float:
+    """Run a command that must succeed; return its seconds."""
+    started = time.perf_counter()
+    subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - started
+
+
+def drop(image: Path) -> None:
+    """Take a file out of the cache of pages, and nobody else's."""
+    with image.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def start(image: Path, work: Path, *program: str) -> float:
+    """Start a program in the image as on a node that has not used it yet; return the seconds."""
+    drop(image)
+    script = PROJECT / "containers" / "smoke.sh"
+    return timed(["unshare", "--mount", "bash", str(script), str(image), str(PROJECT), str(work), *program])
+
+
+def table(results: dict[str, dict[str, float]]) -> str:
+    """Write the results as a table of Markdown."""
+    lines = ["| options | build s | size MB | mount s | start to `import torch` s |", "|---|---:|---:|---:|---:|"]
+    for name, found in results.items():
+        numbers = f"{found['build']:.1f} | {found['size'] / 1e6:.0f} | {found['mount']:.2f} | {found['import']:.2f}"
+        lines.append(f"| {name} | {numbers} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print the table, end with JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image", type=Path, required=True, help="an image that pipeline image has built")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=list(OPTIONS), help="some of the sets of options, by name")
+    words = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("image.py mounts images, so it must be run by root")
+    with tempfile.TemporaryDirectory(prefix="image-bench.") as folder:
+        root, work = Path(folder) / "root", Path(folder) / "work"
+        timed(["unsquashfs", "-quiet", "-no-progress", "-dest", str(root), str(words.image)])
+        files, results, starts = {}, {}, {name: {"mount": [], "import": []} for name in words.only}
+        for number, name in enumerate(words.only):
+            files[name] = Path(folder) / f"{number}.sqsh"
+            line = ["mksquashfs", str(root), str(files[name]), "-all-root", "-noappend", "-no-progress"]
+            seconds = timed([*line, *OPTIONS[name].split()])
+            results[name] = {"build": seconds, "size": files[name].stat().st_size}
+            print(f"{name}: built in {seconds:.1f} s", file=sys.stderr)
+        for _ in range(words.rounds):
+            for name, image in files.items():
+                starts[name]["mount"].append(start(image, work, "true"))
+                starts[name]["import"].append(start(image, work, *IMPORT))
+        for name, found in starts.items():
+            results[name] |= {kind: statistics.median(times) for kind, times in found.items()}
+            results[name] |= {f"{kind}_least": min(times) for kind, times in found.items()}
+    print(table(results))
+    print(json.dumps({"rounds": words.rounds, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
