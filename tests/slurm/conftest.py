@@ -15,8 +15,8 @@ import training_image
 from private_slurm import PrivateSlurm
 from slurm_packages import reason
 
-LIMIT = 300  # seconds for a test; the waits in it have limits of their own and say what they waited for
-TOTAL = 1800  # seconds for all; what has not begun by then fails
+LIMIT = 600  # seconds for a test; the waits in it have limits of their own and say what they waited for
+TOTAL = 2700  # seconds for all; what has not begun by then fails
 BEGIN = time.monotonic()
 NOTES = pytest.StashKey[list[str]]()
 
