@@ -30,6 +30,7 @@ from pipeline.plan import ALONE, STAGES, Measured, Plan, gpu_hours, make_plan
 from pipeline.records import number, read_metrics, read_records, tokens_per_second
 from pipeline.remote import There, there_of
 from pipeline.run import Run
+from pipeline.secret_env import check_secrets
 from pipeline.status import read_state, read_status
 from pipeline.status_view import print_status
 from pipeline.submit import PROJECT, check_config, prepare, read_cluster, run_of
@@ -63,6 +64,7 @@ def request(words: Sequence[str], cluster: str | None, only: str | None) -> Requ
     if there is None:
         check_config(run, config)
         check_container(place)
+        check_secrets(place)
         plan = make_plan(config, place, run, measured(run) if place.scheduler == "slurm" else None)
     else:  # what was measured is over there, and so is the Plan that counts
         plan = make_plan(config, place, there.run)

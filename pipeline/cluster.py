@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from pipeline.checks import Rule, check
-from pipeline.cluster_parts import ABSOLUTE, GPU_TYPE, GPUS, MEMORY, MOUNT, Login, Options, Stages
+from pipeline.cluster_parts import ABSOLUTE, GPU_TYPE, GPUS, MEMORY, MOUNT, SECRET_NAME, Login, Options, Stages
 from pipeline.config import StageSection
 from pipeline.config_errors import ConfigError, Mistake
 from pipeline.config_paths import PathError, expand
@@ -119,6 +119,19 @@ class Cluster(Section):
             examples=["{NCCL_IB_HCA: =mlx5_0}"],
         ),
     ] = {}
+    secret_env: Annotated[
+        list[Annotated[str, SECRET_NAME]],
+        Field(
+            description="names of variables that ranks get from secret_file, or from the environment that submits",
+            examples=["[HF_TOKEN]"],
+        ),
+    ] = []
+    secret_file: Annotated[
+        str | None,
+        Field(description="file of NAME=value lines that only its owner may read; null: none", examples=["~/.tokens"]),
+        LINE,
+        ABSOLUTE,
+    ] = None
     network: Annotated[
         Network | None, Field(description="profile of variables for NCCL, UCX and libfabric; null: they choose")
     ] = None
@@ -287,7 +300,7 @@ def load_cluster(path: Path, python: str) -> Cluster:
         mistakes += _strange_interpreters(document, data, cluster)
     if cluster is not None and cluster.login is None:  # elsewhere, a home folder and variables are other ones
         changes = {}
-        for key in ("python", "host_python", "state_dir"):
+        for key in ("python", "host_python", "state_dir", "secret_file"):
             try:
                 changes[key] = expand(text) if (text := getattr(cluster, key)) else text
             except PathError as error:

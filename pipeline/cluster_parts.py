@@ -56,7 +56,13 @@ def _mount(value: object) -> object:
     return value
 
 
-MOUNT = BeforeValidator(_mount)
+def _secret_name(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise broken_rule("is not a variable's name; write the name alone, its value belongs into secret_file")
+    return value
+
+
+MOUNT, SECRET_NAME = BeforeValidator(_mount), BeforeValidator(_secret_name)
 ABSOLUTE, MEMORY = BeforeValidator(_absolute), BeforeValidator(_memory)
 GPUS, GPU_TYPE = BeforeValidator(_gpus), BeforeValidator(_gpu_type)
 

@@ -46,8 +46,16 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         *_launch(stage, config, cluster, run, exports),
         f"unset {' '.join(FOREIGN_VARIABLES)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in exports.items()),
+        *_secrets(cluster),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _secrets(cluster: Cluster) -> list[str]:
+    """Have the job script read the file of secrets, so that no value is ever written into a Run."""
+    if not cluster.secret_file:
+        return []
+    return ["set -a", "# shellcheck source=/dev/null", f"source {shlex.quote(cluster.secret_file)}", "set +a"]
 
 
 def _exports(stage: str, config: Config, cluster: Cluster, run: Run) -> dict[str, str]:
@@ -92,7 +100,7 @@ def _local_launch(stage: str, ranks: int, cluster: Cluster) -> list[str]:
 def _slurm_launch(stage: str, config: Config, cluster: Cluster, run: Run, exports: dict[str, str]) -> list[str]:
     """Start one torchrun per node by sbatch/node.sh, or one rank per task; a Stage of one process by srun alone."""
     ranks = config.pretrain.nproc_per_node
-    container = container_options(config, cluster, run, [*exports, *FROM_THE_ALLOCATION])
+    container = container_options(config, cluster, run, [*exports, *cluster.secret_env, *FROM_THE_ALLOCATION])
 
     def srun(array: str, stage: str, per_node: int, program: list[str] | str) -> str:
         return _srun(array, stage, per_node, config, cluster, container, program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,34 @@ def test_a_registrys_image_is_written_as_pyxis_wants_it(site: Site) -> None:
     assert "--container-image=registry.example.org#team/train:v1" in site.run.launch("pretrain").read_text().replace(
         "'", ""
     )
+
+
+def test_secrets_are_named_and_never_written_down(site: Site, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("HF_TOKEN=planted-in-a-file\n")
+    tokens.chmod(0o644)
+    site.cluster.write_text(CLUSTER + f"secret_env: [HF_TOKEN, WANDB_API_KEY]\nsecret_file: {tokens}\n")
+    refused = site.submit()
+    assert refused.returncode == 2
+    assert f"chmod 600 {tokens}" in refused.stderr
+    tokens.chmod(0o600)
+    refused = site.submit()
+    assert refused.returncode == 2
+    assert "WANDB_API_KEY has no value" in refused.stderr
+    done = site.submit(WANDB_API_KEY="planted-in-the-environment")
+    assert done.returncode == 0, done.stderr
+    dry = site.submit("--dry-run", WANDB_API_KEY="planted-in-the-environment")
+    texts = [
+        path.read_text(errors="replace")
+        for folder in (site.run.root, site.folder)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
+    assert len(texts) > 50
+    for text in [*texts, done.stdout, done.stderr, dry.stdout]:
+        assert "planted" not in text
+    script = 'set -euo pipefail; source "$1"; printf %s "$HF_TOKEN"'
+    got = subprocess.run(
+        ["bash", "-c", script, "bash", site.run.launch("pretrain")], capture_output=True, text=True, check=True
+    )
+    assert got.stdout == "planted-in-a-file"
