@@ -15,9 +15,7 @@ from slurm_packages import IMAGE, lacking
 PROJECT = Path(__file__).resolve().parents[2]
 LIMIT = 900  # seconds: two or three minutes where Debian's packages and Python's are near
 KEPT = 14  # days since its last use; each change of the image's inputs makes a new one
-OFFLINE = re.compile(
-    r"could not resolve|temporary failure|connection|unable to fetch|timed? ?out|network", re.IGNORECASE
-)
+OFFLINE = re.compile(r"could not resolve|temporary failure|connection|unable to fetch|timed? ?out", re.IGNORECASE)
 
 
 class Unavailable(Exception):
