@@ -24,7 +24,7 @@ HEAD = """\
 # A transcript
 
 Written by `tests/slurm/transcript.py`: one Run of two nodes on a private Slurm of three, which is preempted, loses a node
-and meets its time limit twice. Steps are made to last a second, so that there is time for all this; requeued Jobs are
+and meets its time limit twice. Steps are made to last four seconds, so that there is time for all this; requeued Jobs are
 held for seconds there and not for two minutes. The result is compared with that of an undisturbed twin at the end.
 """
 
@@ -88,8 +88,8 @@ def tell(transcript: Transcript, slurm: PrivateSlurm) -> None:
     transcript.show(
         "submit", str(chain.config), "--cluster", str(chain.cluster), "pretrain.segments=2", "pretrain.time=3:00"
     )
-    chain.slow(1.6)
-    chain.wait_for_step(8)
+    chain.slow(4.0)
+    chain.wait_for_step(3)
     transcript.status()
     transcript.say("A Job of higher priority takes the nodes")
     high = slurm.submit("sleep 8", "--partition=high", "--nodes=3", "--exclusive")
@@ -98,7 +98,7 @@ def tell(transcript: Transcript, slurm: PrivateSlurm) -> None:
     transcript.status()
     first = chain.job("pretrain", 1)
     chain.wait_for("attempt 1", lambda: chain.run.beginning(first, 1).is_file(), 120)
-    chain.wait_for_step(max(row["step"] for row in read_lines(chain.run.metrics)) + 4)
+    chain.wait_for_step(max(row["step"] for row in read_lines(chain.run.metrics)) + 2)
     transcript.say("A node dies")
     node = read_json(chain.run.beginning(first, 1))["nodes"][1]
     slurm.kill_node(node)
