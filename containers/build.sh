@@ -12,12 +12,11 @@ say() { echo "image: $*"; }
 # What the engines have in common: build, add the environment that Enroot would add, write the file.
 build_engine() {
     local -r engine=$1 tag="localhost/pipeline-image:$target"
-    local -r settings=${PIP_CONFIG_FILE:-/dev/null}
     local container
 
     say "building $target from $base with $engine"
     DOCKER_BUILDKIT=1 "$engine" build --file "$context/Dockerfile" --target "$target" --tag "$tag" \
-        --build-arg "${target^^}_BASE=$base" --build-arg "IMAGE=$IMAGE" --secret "id=pip,src=$settings" "$context"
+        --build-arg "${target^^}_BASE=$base" --build-arg "IMAGE=$IMAGE" "${secret[@]}" "$context"
     if command -v enroot >/dev/null; then
         local scheme=$engine
         if [[ $engine = docker ]]; then scheme=dockerd; fi
@@ -38,12 +37,11 @@ build_engine() {
 # Without a daemon: as root also where namespaces are not allowed.
 build_buildah() {
     local -r tag="localhost/pipeline-image:$target"
-    local -r settings=${PIP_CONFIG_FILE:-/dev/null}
     local container root
 
     say "building $target from $base with buildah"
     "${buildah[@]}" build --isolation chroot --file "$context/Dockerfile" --target "$target" --tag "$tag" \
-        --build-arg "${target^^}_BASE=$base" --build-arg "IMAGE=$IMAGE" --secret "id=pip,src=$settings" "$context"
+        --build-arg "${target^^}_BASE=$base" --build-arg "IMAGE=$IMAGE" "${secret[@]}" "$context"
     say "writing the squashfs file"
     container=$("${buildah[@]}" from --pull-never "$tag")
     # shellcheck disable=SC2064
@@ -65,7 +63,7 @@ build_enroot() {
     trap "enroot remove --force $name || true" EXIT
     enroot create --name "$name" "$work/base.sqsh"
     say "installing packages"
-    enroot start --root --rw --mount "$context:/context" ${PIP_CONFIG_FILE:+--mount "$PIP_CONFIG_FILE:/etc/pip.conf"} \
+    enroot start --root --rw --mount "$context:/context" "${settings[@]}" \
         --env "IMAGE=$IMAGE" "$name" bash /context/install.sh "$target"
     say "writing the squashfs file"
     enroot export --output "$output" "$name"
@@ -122,6 +120,10 @@ fi
 : "${IMAGE:?}" "${PYTHON:?}"
 readonly target=$2 base=$3 output=$4 work=$5
 readonly -a squash=("${@:6}")
+secret=() settings=()
+if [[ -f ${PIP_CONFIG_FILE:-} ]]; then # mounted while packages are installed, so that it is in no layer
+    secret=(--secret "id=pip,src=$PIP_CONFIG_FILE") settings=(--mount "$PIP_CONFIG_FILE:/etc/pip.conf")
+fi
 case $1 in
 docker | podman) build_engine "$1" ;;
 buildah | enroot | mmdebstrap) "build_$1" ;;
