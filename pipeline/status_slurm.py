@@ -16,7 +16,7 @@ from pipeline.slurm_errors import SlurmError
 from pipeline.slurm_jobs import SlurmJob
 from pipeline.slurm_priority import Priority
 from pipeline.submit import read_cluster
-from pipeline.verdict import COMPLETE, STOPPED
+from pipeline.verdict import COMPLETE, STOPPED, WARNED_EARLY
 
 Record = dict[str, Any]
 
@@ -24,6 +24,12 @@ RUNNING = ("running", "completing", "suspended")
 WAITING = ("pending", "requeued", "requeue_hold")
 MOST_PRIORITIES = 20
 LOG = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>[0-9]+)\.(?P<attempt>\d+)\.log")
+
+# What an attempt was warned of, as its host wrote it down.
+WARNED = {
+    "time limit": "saved and left before its time limit",
+    WARNED_EARLY: "saved and made way before its time was up",
+}
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ def _state(job: SlurmJob | None, verdict: Record) -> tuple[str, str]:
         ended = f"; its last attempt ended with {kind}" if kind else ""
         return "pending", f"not known: {job.reason}{ended}"
     if kind == STOPPED:
-        return "stopped", why
+        return "stopped", WARNED.get(str(verdict.get("warned")), why)
     if kind is not None:
         return "failed", f"{kind}: {why}" if why else str(kind)
     if job is None or job.state.startswith("unknown"):
