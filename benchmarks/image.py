@@ -1,4 +1,4 @@
-"""Compare ways to compress the image: what it costs to build, its size, and how fast it is unpacked, mounted and started.
+"""Compare ways to compress the image: what it costs to build, its size, and how fast it starts.
 
 `nox -s bench -- image --image FILE.sqsh [--rounds N] [--only NAME ...]`, as root. The file is unpacked once and
 written anew with each set of options. A start is measured from outside: loop mount, overlay, chroot, Python, import;
