@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 from fakes import fake as fake  # a fixture
-from micro import MICRO, PROJECT, environment, write_corpus
+from micro import MICRO, PROJECT, environment, mind_signals, write_corpus
 
 __all__ = ["MICRO", "PROJECT", "environment", "write_corpus"]
+
+
+def pytest_configure() -> None:
+    mind_signals()
 
 
 @pytest.fixture(scope="session")

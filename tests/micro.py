@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -25,6 +26,13 @@ pretrain:
   log_interval: 2
 inference: {{prompts: ["def ", "return "], max_new_tokens: 8}}
 """
+
+
+def mind_signals() -> None:
+    """Undo what `nohup` and a shell's `&` hand down: processes that ignore Ctrl-C, and all that they start."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def write_corpus(folder: Path, documents: int = 40) -> None:
