@@ -31,7 +31,7 @@ build_engine() {
     trap "$engine rm --force $container >/dev/null" EXIT
     "$engine" cp "$work/environment" "$container:/etc/environment"
     "$engine" cp "$context/rc" "$container:/etc/rc"
-    "$engine" export "$container" | mksquashfs - "$output" -tar -all-root -noappend -no-progress "${squash[@]}"
+    "$engine" export "$container" | mksquashfs - "$output" -tar "${all[@]}"
 }
 
 # Without a daemon: as root also where namespaces are not allowed.
@@ -49,7 +49,7 @@ build_buildah() {
     root=$("${buildah[@]}" mount "$container")
     "${buildah[@]}" inspect --format '{{range .OCIv1.Config.Env}}{{println .}}{{end}}' "$container" >"$root/etc/environment"
     install -m 755 "$context/rc" "$root/etc/rc"
-    mksquashfs "$root" "$output" -all-root -noappend -no-progress "${squash[@]}"
+    mksquashfs "$root" "$output" "${all[@]}" -wildcards -e 'dev/*'
 }
 
 # On a node of the cluster, in a Job: the containers' root is a name space of the user.
@@ -80,12 +80,13 @@ build_mmdebstrap() {
         --implementation cp --python-version "$VERSION" "${platforms[@]}" --platform "manylinux2014_$(uname -m)" \
         --target "$SITE" --requirement "$context/requirements.txt" --requirement "$context/requirements-cpu.txt"
     say "making $base with mmdebstrap"
-    mmdebstrap --quiet --variant=minbase --include=python3,ca-certificates \
+    # Without devices: whoever is not root cannot unpack them, and a container has those of its node.
+    mmdebstrap --quiet --variant=minbase --skip=output/dev --include=python3,ca-certificates \
         --dpkgopt=path-exclude=/usr/share/man/* --dpkgopt=path-exclude=/usr/share/locale/* \
         --dpkgopt=path-exclude=/usr/share/doc/* --dpkgopt=path-include=/usr/share/doc/*/copyright \
         --customize-hook="$context/rootfs.sh" "$base" "$work/root.tar" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"}
     say "writing the squashfs file"
-    mksquashfs - "$output" -tar -all-root -noappend -no-progress "${squash[@]}" <"$work/root.tar"
+    mksquashfs - "$output" -tar "${all[@]}" -p "dev d 755 0 0" <"$work/root.tar"
 }
 
 # An image of a registry has a digest of the registry's; one that was made here has only an id.
@@ -120,6 +121,7 @@ fi
 : "${IMAGE:?}" "${PYTHON:?}"
 readonly target=$2 base=$3 output=$4 work=$5
 readonly -a squash=("${@:6}")
+readonly -a all=(-all-root -root-mode 0755 -noappend -no-progress "${squash[@]}") # a tar file says nothing of its root
 secret=() settings=()
 if [[ -f ${PIP_CONFIG_FILE:-} ]]; then # mounted while packages are installed, so that it is in no layer
     secret=(--secret "id=pip,src=$PIP_CONFIG_FILE") settings=(--mount "$PIP_CONFIG_FILE:/etc/pip.conf")

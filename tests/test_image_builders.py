@@ -115,7 +115,7 @@ def test_without_it_what_enroot_would_write_is_put_into_the_image(place: Place) 
     place.built("--builder", "podman")
     assert [call.rpartition(":")[2] for call in place.calls("podman", "cp ")] == ["/etc/environment", "/etc/rc"]
     assert place.calls("podman", "rm --force c0ffee")
-    assert " -tar -all-root " in place.calls("mksquashfs")[0]
+    assert " -tar -all-root -root-mode 0755 " in place.calls("mksquashfs")[0]
 
 
 def test_buildah_needs_no_daemon_and_no_name_spaces(place: Place) -> None:
@@ -144,7 +144,7 @@ def test_mmdebstrap_needs_packages_alone(place: Place, tmp_path: Path) -> None:
     assert "--require-hashes --only-binary :all:" in pip
     assert "--python-version 3.11 --platform manylinux_2_36_" in pip
     assert (place.root / "env").read_text() == f"{tmp_path}/work/site 3.11\n"
-    assert place.calls("mksquashfs") == [f"- {output} -tar -all-root -noappend -no-progress -comp zstd"]
+    assert place.calls("mksquashfs") == [f"- {output} -tar -all-root -root-mode 0755 -noappend -no-progress -comp zstd -p dev d 755 0 0"]
 
 
 def test_a_sites_pip_conf_is_in_no_layer(place: Place) -> None:
