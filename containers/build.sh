@@ -81,12 +81,14 @@ build_mmdebstrap() {
         --target "$SITE" --requirement "$context/requirements.txt" --requirement "$context/requirements-cpu.txt"
     say "making $base with mmdebstrap"
     # Without devices: whoever is not root cannot unpack them, and a container has those of its node.
+    mkdir -p "$work/empty/dev"
     mmdebstrap --quiet --variant=minbase --skip=output/dev --include=python3,ca-certificates \
         --dpkgopt=path-exclude=/usr/share/man/* --dpkgopt=path-exclude=/usr/share/locale/* \
         --dpkgopt=path-exclude=/usr/share/doc/* --dpkgopt=path-include=/usr/share/doc/*/copyright \
         --customize-hook="$context/rootfs.sh" "$base" "$work/root.tar" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"}
+    tar --append --file "$work/root.tar" --owner 0 --group 0 --directory "$work/empty" ./dev
     say "writing the squashfs file"
-    mksquashfs - "$output" -tar "${all[@]}" -p "dev d 755 0 0" <"$work/root.tar"
+    mksquashfs - "$output" -tar "${all[@]}" <"$work/root.tar"
 }
 
 # An image of a registry has a digest of the registry's; one that was made here has only an id.
