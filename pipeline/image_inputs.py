@@ -16,6 +16,7 @@ from pipeline.image_squash import SQUASH
 PROJECT = Path(__file__).resolve().parent.parent
 CONTEXT = PROJECT / "containers"
 LOCK = CONTEXT / "base.lock.json"
+SCRATCH_BASE = "scratch"  # in the Dockerfile, where a base must be named that is not known here
 FILES = ("Dockerfile", "build.sh", "install.sh", "rootfs.sh", "rc", "requirements.txt", "requirements-cpu.txt")
 TARGETS = ("cpu", "gpu")
 SCRATCH = "bookworm"  # the Debian whose Python is that of requirements-cpu.txt
@@ -63,6 +64,12 @@ def default_base(target: str) -> str:
     found = re.search(rf"^ARG {target.upper()}_BASE=(\S+)$", text, re.MULTILINE)
     if found is None:
         raise UserError(f"{CONTEXT / 'Dockerfile'}: no line ARG {target.upper()}_BASE=..., so there is no base; add it")
+    if found[1] == SCRATCH_BASE:
+        raise UserError(
+            f"the target {target} has no base of its own, since a site's drivers decide; name an image that holds torch "
+            "for CUDA by its tag, such as the PyTorch image of NVIDIA's catalogue (NGC): --base REGISTRY/IMAGE:TAG, "
+            f"or write it once into {CONTEXT / 'Dockerfile'} at ARG {target.upper()}_BASE"
+        )
     return found[1]
 
 
