@@ -66,9 +66,9 @@ def default_base(target: str) -> str:
         raise UserError(f"{CONTEXT / 'Dockerfile'}: no line ARG {target.upper()}_BASE=..., so there is no base; add it")
     if found[1] == SCRATCH_BASE:
         raise UserError(
-            f"the target {target} has no base of its own, since a site's drivers decide; name an image that holds torch "
-            "for CUDA by its tag, such as the PyTorch image of NVIDIA's catalogue (NGC): --base REGISTRY/IMAGE:TAG, "
-            f"or write it once into {CONTEXT / 'Dockerfile'} at ARG {target.upper()}_BASE"
+            f"the target {target} has no base of its own, since a site's drivers decide; name an image that holds "
+            "torch for CUDA by its tag, such as the PyTorch image of NVIDIA's catalogue (NGC): "
+            f"--base REGISTRY/IMAGE:TAG, or write it once into {CONTEXT / 'Dockerfile'} at ARG {target.upper()}_BASE"
         )
     return found[1]
 

@@ -112,7 +112,9 @@ def test_an_image_that_does_not_work_is_not_published(place: Place, answer: str,
 
 def test_an_image_for_gpus_has_a_torch_for_gpus(place: Place) -> None:
     place.put("docker", ENGINE)
-    assert "its torch was built without CUDA" in place.image("--target", "gpu", code=1)
+    assert "--base REGISTRY/IMAGE:TAG" in place.image("--target", "gpu", code=2)
+    named = ("--target", "gpu", "--base", "registry.example.org/team/pytorch:v1")
+    assert "its torch was built without CUDA" in place.image(*named, code=1)
     assert not list(place.images.glob("*.sqsh"))
 
 
