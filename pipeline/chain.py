@@ -51,6 +51,11 @@ class Request:
     there: There | None = None  # where the Run is, if that is elsewhere
     only: str | None = None
 
+    @property
+    def only_word(self) -> str:
+        """Return the option that asks for the one stage elsewhere, empty for the whole chain."""
+        return f"--only={self.only}" if self.only else ""
+
 
 def request(words: Sequence[str], cluster: str | None, only: str | None) -> Request:
     """Read `[CONFIG or RUN] [key.path=value ...]`; all mistakes come to light here, before anything is written."""
@@ -162,9 +167,8 @@ def submit(request: Request, console: Console, *, yes: bool = False, resume: boo
 def _submit_elsewhere(request: Request, there: There, yes: bool, resume: bool) -> int:
     """Have the same submitted where the Run is."""
     there.keep_pointer(request.config)
-    only = f"--only={request.only}" if request.only else ""
     undo = there.run.stop if resume else None
-    return there.submit(request.config, "submit", only, "--yes" if yes else "", undo=undo)
+    return there.submit(request.config, "submit", request.only_word, "--yes" if yes else "", undo=undo)
 
 
 def _submit_to_slurm(request: Request, console: Console, yes: bool) -> int:
@@ -206,8 +210,7 @@ def _report(run: Run, console: Console) -> None:
 def test_plan(request: Request, console: Console) -> int:
     """Ask Slurm whether it would take each Job of the Plan; nothing is written or queued."""
     if request.there:
-        only = f"--only={request.only}" if request.only else ""
-        return request.there.submit(request.config, "submit", "--test", only)
+        return request.there.submit(request.config, "submit", "--test", request.only_word)
     if request.cluster.scheduler != "slurm":
         raise UserError("--test asks a Slurm; add --cluster FILE")
     submission = Submission(request.run, request.config, request.cluster, request.plan, request.cluster.slurm())
@@ -218,8 +221,7 @@ def test_plan(request: Request, console: Console) -> int:
 def show_plan(request: Request, console: Console, *, as_json: bool = False) -> int:
     """Print the Plan for a person; have it printed, as JSON too, where the Run is."""
     if request.there:
-        only = f"--only={request.only}" if request.only else ""
-        words = ["plan", "--json"] if as_json else ["submit", "--dry-run", only]
+        words = ["plan", "--json"] if as_json else ["submit", "--dry-run", request.only_word]
         return request.there.submit(request.config, *words)
     print_plan(request, console)
     return EXIT_DONE

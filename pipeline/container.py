@@ -13,6 +13,7 @@ from pipeline.image_reference import parse_image, require
 from pipeline.run import Run
 
 GLOB = re.compile(r"[*?\[]")
+FILE_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet", ".gz", ".zst", ".model")
 
 
 def container_options(config: Config, cluster: Cluster, run: Run, exported: Iterable[str]) -> list[str]:
@@ -65,5 +66,6 @@ def _folder_of(place: str) -> Path:
     fixed = next((number for number, part in enumerate(parts) if GLOB.search(part)), None)
     if fixed is not None:
         return Path(*parts[:fixed])
+    # By its name alone: a Plan looks at no disk. A folder with a known ending has the folder above it mounted.
     path = Path(place)
-    return path if path.is_dir() or not path.suffix else path.parent
+    return path.parent if path.suffix in FILE_SUFFIXES else path

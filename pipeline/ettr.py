@@ -8,7 +8,6 @@ of the optimum checkpoint interval": the wall time of a Run with exponential fai
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
 
 
@@ -38,30 +37,3 @@ class Reliability:
             return mtbf
         root = math.sqrt(save / (2 * mtbf))
         return math.sqrt(2 * save * mtbf) * (1 + root / 3 + root * root / 9) - save
-
-
-def simulate(reliability: Reliability, interval: float, work: float, seed: int) -> float:
-    """Return the share of wall time that trains in one random history of `work` seconds of training."""
-    draw = random.Random(seed)
-    wall = saved = 0.0
-    previous = 0.0  # work in the checkpoint before the newest
-    failure = draw.expovariate(1 / reliability.mean_time_between_failures)
-    durable_at = -math.inf
-    while saved < work:
-        end = wall + interval + reliability.save
-        if end <= failure:
-            previous, saved, wall = saved, saved + interval, end
-            durable_at = end + reliability.durable
-            continue
-        if failure < durable_at:  # the newest was not yet on disk
-            saved = previous
-        wall = failure
-        while True:  # restarts may fail too
-            failure = wall + draw.expovariate(1 / reliability.mean_time_between_failures)
-            if failure > wall + reliability.restart:
-                wall += reliability.restart
-                break
-            wall = failure
-        previous = saved
-        durable_at = -math.inf
-    return saved / wall

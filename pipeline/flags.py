@@ -9,7 +9,6 @@ from pipeline.slurm_options import option_words
 
 PARALLEL = ("preflight", "pretrain")  # on all nodes, with all ranks
 GPU_STAGES = (*PARALLEL, "evaluate", "inference")
-LEAST_LEAD = 60  # seconds
 SAVES = 3  # that fit into the lead of the warning: one that is under way, the last one, and one for a busy file system
 
 
@@ -42,7 +41,7 @@ def gpus_of(stage: str, config: Config, cluster: Cluster) -> int:
 
 def signal_lead(cluster: Cluster, save_seconds: float | None) -> int:
     """Return how many seconds before its end a Job is warned: the cluster file's, or more where saves are slow."""
-    return max(LEAST_LEAD, cluster.signal_lead, round(SAVES * (save_seconds or 0)))
+    return max(cluster.signal_lead, round(SAVES * (save_seconds or 0)))
 
 
 def _escape(path: str) -> str:

@@ -265,14 +265,6 @@ class Slurm:
         pairs = (line.partition("=") for line in self.run(["scontrol", "show", "config"]).splitlines())
         return {key.strip(): value.strip() for key, equals, value in pairs if equals and key.strip()}
 
-    def max_array_size(self) -> int:
-        """Return MaxArraySize: the index of an array's last task lies below it."""
-        return _number(self.config().get("MaxArraySize", "")) or 1001
-
-    def kill_wait(self) -> int:
-        """Return KillWait: the seconds between the signals TERM and KILL."""
-        return _number(self.config().get("KillWait", "")) or 30
-
     def version(self, name: str) -> str:
         """Return what a command says its version is."""
         return self.run([name, "--version"], 10).strip()
@@ -304,14 +296,6 @@ class Slurm:
     def requeue(self, job_id: str) -> None:
         """Put a Job back into the queue; its script starts again from the top."""
         self.run(["scontrol", "requeue", job_id])
-
-    def hold(self, job_id: str) -> None:
-        """Keep a pending Job from starting."""
-        self.run(["scontrol", "hold", job_id])
-
-    def release(self, job_id: str) -> None:
-        """Let a held Job start."""
-        self.run(["scontrol", "release", job_id])
 
     def update(self, job_id: str, **fields: str) -> None:
         """Change a Job by `scontrol update`: `update("7", Dependency="afterok:6")`."""

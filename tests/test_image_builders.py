@@ -144,7 +144,7 @@ def test_mmdebstrap_needs_packages_alone(place: Place, tmp_path: Path) -> None:
     (pip,) = place.calls("python-with-pip")
     assert "--require-hashes --only-binary :all:" in pip
     assert "--python-version 3.11 --platform manylinux_2_36_" in pip
-    assert (place.root / "env").read_text() == f"{tmp_path}/work/site 3.11\n"
+    assert (place.root / "env").read_text() == f"{tmp_path / 'work' / 'site'} 3.11\n"
     assert place.calls("mksquashfs") == [f"- {output} -tar -all-root -root-mode 0755 -noappend -no-progress -comp zstd"]
 
 
