@@ -9,9 +9,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config import STDLIB
 from pipeline.config_errors import Mistake, dotted, explain
 from pipeline.config_hints import section_in
+from pipeline.config_tokenize import STDLIB
 from pipeline.config_types import AsTyped, Section
 from pipeline.yaml12 import Document, KeyPath
 

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from pipeline.checks import Rule, check
 from pipeline.cluster_parts import ABSOLUTE, GPU_TYPE, GPUS, MEMORY, MOUNT, SECRET_NAME, Login, Options, Stages
-from pipeline.config import StageSection
 from pipeline.config_errors import ConfigError, Mistake
 from pipeline.config_paths import PathError, expand
+from pipeline.config_stage import StageSection
 from pipeline.config_types import LINE, NAMED, REAL, WHOLE, AsTyped, Section
 from pipeline.errors import UserError
 from pipeline.hints import again, command

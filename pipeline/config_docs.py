@@ -10,16 +10,17 @@ from pydantic.fields import FieldInfo
 
 from pipeline.cluster import Cluster
 from pipeline.cluster_parts import Options
-from pipeline.config import Config, DataSource
+from pipeline.config import Config
 from pipeline.config_errors import choices_of, example_of, range_of
 from pipeline.config_hints import section_in
+from pipeline.config_tokenize import DataSource
 from pipeline.network import PROFILES
 from pipeline.yaml12_dump import dump_scalar
 
 INTRODUCTION = """\
 # Config reference
 
-<!-- Written by pipeline/config_docs.py. Change the descriptions in pipeline/config.py, then write this file again:
+<!-- Written by pipeline/config_docs.py. Change the descriptions in pipeline/config*.py, then write this file again:
      python -c 'from pipeline.config_docs import config_reference as r; print(r(), end="")' > docs/config.md -->
 
 A config is one YAML file. Only `name` has no default:

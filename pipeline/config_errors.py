@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from pipeline.config import DataSource
 from pipeline.config_hints import section_in, unknown_key
+from pipeline.config_tokenize import DataSource
 from pipeline.errors import UserError
 from pipeline.yaml12 import Document, KeyPath, Place, shown
 from pipeline.yaml12_dump import dump_scalar

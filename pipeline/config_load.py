@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.checks import check
-from pipeline.config import Config, DataSource
+from pipeline.config import Config
 from pipeline.config_errors import ConfigError, Mistake, dotted
 from pipeline.config_hints import section_at
 from pipeline.config_paths import Problem, resolve_paths
 from pipeline.config_rules import RULES
+from pipeline.config_tokenize import DataSource
 from pipeline.yaml12 import Document, KeyPath, Place, YamlError, load_document, parse_document, shown
 from pipeline.yaml12_dump import dump
 

@@ -9,7 +9,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.config import HUB, STDLIB, Config, DataSource
+from pipeline.config import Config
+from pipeline.config_tokenize import HUB, STDLIB, DataSource
 from pipeline.config_types import has_control_characters
 from pipeline.yaml12 import KeyPath, shown
 

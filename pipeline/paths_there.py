@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from pipeline.config import STDLIB, Config, DataSource
+from pipeline.config import Config
 from pipeline.config_paths import PathError, Problem, expand, find_dataset, is_hub_name, refuse_other_sources
+from pipeline.config_tokenize import STDLIB, DataSource
 from pipeline.errors import NotReadyError
 from pipeline.slurm import Slurm
 from pipeline.yaml12 import KeyPath, shown

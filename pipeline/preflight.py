@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config import PreflightConfig
+from pipeline.config_preflight import PreflightConfig
 from pipeline.files import read_json
 from pipeline.nvidia_smi import Smi
 from pipeline.run import Run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.config import Config, ModelConfig
+from pipeline.config import Config
+from pipeline.config_pretrain import ModelConfig
 
 
 def layer_parameters(model: ModelConfig) -> int:

@@ -15,9 +15,10 @@ from test_config import PYDANTIC_WORDS, WILD, possible_errors
 
 from pipeline.cluster import OTHER_NAMES, Cluster, load_cluster, open_cluster
 from pipeline.cluster_parts import Options
-from pipeline.config import EvaluateConfig, PretrainConfig
 from pipeline.config_errors import WORDS, ConfigError
+from pipeline.config_evaluate import EvaluateConfig
 from pipeline.config_hints import section_in
+from pipeline.config_pretrain import PretrainConfig
 from pipeline.errors import UserError
 
 Load = Callable[[str], Cluster]

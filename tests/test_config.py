@@ -18,20 +18,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config import (
-    Config,
-    DataSource,
-    EvaluateConfig,
-    InferenceConfig,
-    ModelConfig,
-    PreflightConfig,
-    PretrainConfig,
-    TokenizeConfig,
-)
+from pipeline.config import Config
 from pipeline.config_docs import config_reference, config_schema
 from pipeline.config_errors import WORDS, ConfigError, choices_of
+from pipeline.config_evaluate import EvaluateConfig
 from pipeline.config_hints import ELSEWHERE, section_in
+from pipeline.config_inference import InferenceConfig
 from pipeline.config_load import config_differences, dump_config, load_config, load_run_config
+from pipeline.config_preflight import PreflightConfig
+from pipeline.config_pretrain import ModelConfig, PretrainConfig
+from pipeline.config_tokenize import DataSource, TokenizeConfig
 from pipeline.config_types import has_control_characters
 from pipeline.slurm_options import option_words
 from pipeline.slurm_time import canonical_time, time_seconds

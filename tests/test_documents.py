@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from pipeline.config import DataSource
+from pipeline.config_tokenize import DataSource
 from pipeline.errors import UserError
 from pipeline.lm.documents import ReadCounts, read_documents
 from pipeline.lm.sources import find_files, format_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import PreflightConfig
+from pipeline.config_preflight import PreflightConfig
 from pipeline.gres import registered_gres
 from pipeline.nvidia_smi import Gpu, Holder, Smi, ask_nvidia_smi
 from pipeline.preflight import (

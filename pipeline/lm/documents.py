@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import DataSource
+from pipeline.config_tokenize import DataSource
 from pipeline.errors import NotReadyError, StorageError, UserError
 from pipeline.lm.sources import Piece, format_of, list_pieces
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.config import InferenceConfig
+from pipeline.config_inference import InferenceConfig
 from pipeline.errors import UserError
 from pipeline.lm.model import Transformer
 

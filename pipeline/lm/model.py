@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 if TYPE_CHECKING:
-    from pipeline.config import ModelConfig
+    from pipeline.config_pretrain import ModelConfig
 
 IGNORE_INDEX = -100
 """A target with this value is not predicted: its loss is 0 and it does not count in the mean."""

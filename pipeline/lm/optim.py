@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 if TYPE_CHECKING:
-    from pipeline.config import PretrainConfig
+    from pipeline.config_pretrain import PretrainConfig
 
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config import DataSource
+from pipeline.config_tokenize import DataSource
 from pipeline.errors import UserError
 
 PYTHON_STDLIB = "python-stdlib"

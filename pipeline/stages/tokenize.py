@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config, StageSection
+from pipeline.config import Config
+from pipeline.config_stage import StageSection
 from pipeline.errors import UserError
 from pipeline.files import atomic_path, read_json, write_json
 from pipeline.lm.documents import Document, ReadCounts, read_piece

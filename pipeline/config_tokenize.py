@@ -1,0 +1,76 @@
+"""The section `tokenize`, and the sources of text: the keys of `data`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.config_stage import StageSection
+from pipeline.config_types import LINE, MOST, REAL, WHOLE, Section, broken_rule
+
+STDLIB = "python-stdlib"
+HUB = "hf:"
+
+
+class DataSource(Section):
+    """One source of documents: files on disk, or a Hugging Face dataset."""
+
+    path: Annotated[
+        str | None, Field(description="file, glob or folder of text, JSON lines or parquet; or `python-stdlib`"), LINE
+    ] = None
+    dataset: Annotated[
+        str | None,
+        Field(description="`owner/name` on the Hugging Face hub, or a folder (with a `/` or `./` before it)"),
+        LINE,
+    ] = None
+    config: Annotated[str | None, Field(description="the dataset's configuration, where it has several"), LINE] = None
+    split: Annotated[str, Field(description="the dataset's split"), LINE] = "train"
+    text_field: Annotated[
+        str, Field(description="field of JSON lines, parquet columns and datasets that holds the text"), LINE
+    ] = "text"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """Read `hf:owner/name` and plain paths."""
+        if not isinstance(value, str):
+            return value
+        return {"dataset": value.removeprefix(HUB)} if value.startswith(HUB) else {"path": value}
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DataSource:
+        if (self.path is None) == (self.dataset is None):
+            raise broken_rule("needs exactly one of path and dataset; remove or add one")
+        if self.config is not None and self.dataset is None:
+            raise broken_rule("has the key config, which belongs to a dataset; remove it")
+        return self
+
+
+class TokenizeConfig(StageSection):
+    """Text to token shards, with a tokenizer trained on the way."""
+
+    vocab_size: Annotated[
+        int,
+        # 256 bytes for byte fallback and 4 control pieces leave 40 for the text's own characters.
+        Field(ge=300, le=1_000_000, description="tokens in the vocabulary; 256 of them are single bytes"),
+        WHOLE,
+    ] = 4096
+    model_type: Annotated[Literal["bpe", "unigram"], Field(description="SentencePiece algorithm")] = "bpe"
+    tokenizer: Annotated[
+        str | None, Field(description="an existing SentencePiece model to use instead of training one"), LINE
+    ] = None
+    training_bytes: Annotated[
+        int,
+        Field(ge=1000, le=MOST, description="bytes of text the tokenizer is trained on, spread evenly over the corpus"),
+        WHOLE,
+    ] = 20_000_000
+    validation_fraction: Annotated[
+        float, Field(gt=0, le=0.5, description="share of documents kept for validation, by hash of the text"), REAL
+    ] = 0.06
+    max_malformed_share: Annotated[
+        float,
+        Field(ge=0, le=1, description="share of lines that may be broken: not JSON, without the field, not UTF-8"),
+        REAL,
+    ] = 0.0
+    shard_tokens: Annotated[int, Field(ge=1, le=MOST, description="tokens in one shard file"), WHOLE] = 100_000_000
