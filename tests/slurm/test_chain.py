@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,7 @@ class Chain:
 
     def __init__(self, slurm: PrivateSlurm, folder: Path, name: str) -> None:
         self.slurm, self.folder, self.run = slurm, folder, Run(folder / "runs" / name)
+        self.project = PROJECT
         self.config, self.cluster = folder / f"{name}.yaml", folder / "site.yaml"
         self.config.write_text(CONFIG.format(name=name, folder=folder, steps=STEPS))
         self.cluster.write_text(CLUSTER)
@@ -64,7 +66,8 @@ class Chain:
 
     @property
     def environment(self) -> dict[str, str]:
-        return self.slurm.env | {"PYTHONPATH": str(PROJECT), "COLUMNS": "160", "NO_COLOR": "1"}
+        code = {"PYTHONPATH": str(self.project), "PYTHONSAFEPATH": "1"}  # not the folder that the tests are run in
+        return self.slurm.env | code | {"COLUMNS": "160", "NO_COLOR": "1"}
 
     def verb(self, *words: object, code: int = 0) -> str:
         done = subprocess.run(
@@ -137,6 +140,19 @@ class Chain:
         }
 
 
+def git(*words: object) -> str:
+    call = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *map(str, words)]
+    return subprocess.run(call, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+
+def commit(repository: Path, message: str) -> str:
+    """Commit all that is in a folder, a repository from now on; return the commit."""
+    git("init", "--quiet", repository)
+    git("-C", repository, "add", "--all")
+    git("-C", repository, "commit", "--quiet", f"--message={message}")
+    return git("-C", repository, "rev-parse", "HEAD")
+
+
 def is_rank(pid: int) -> bool:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -192,9 +208,24 @@ def test_time_limit_in_the_middle_goes_on_in_the_next_segment(chain: Chain, twin
     assert chain.events("resume")[0]["job_id"] == chain.job("pretrain", 2)
 
 
-def test_requeue_keeps_every_log_and_goes_on(chain: Chain, twin: Chain, note: Callable[[str], None]) -> None:
+def test_a_git_pull_in_the_middle_and_a_requeue_keep_the_code_and_every_log(
+    chain: Chain, twin: Chain, note: Callable[[str], None], tmp_path: Path
+) -> None:
+    upstream, chain.project = tmp_path / "upstream", tmp_path / "checkout"
+    for name in ("pipeline", "sbatch"):
+        shutil.copytree(PROJECT / name, upstream / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (upstream / ".gitignore").write_text("__pycache__/\n")
+    first = commit(upstream, "works")
+    git("clone", "--quiet", upstream, chain.project)
     chain.submit(slow=0.3)
+    assert (read_json(chain.run.record)["commit"], read_json(chain.run.record)["modified"]) == (first, False)
     chain.wait_for_step(25)
+    for path in [*upstream.rglob("*.py"), *upstream.rglob("*.sbatch"), *upstream.rglob("*.sh")]:
+        path.write_text("exit 9 # half done\n" if path.suffix != ".py" else "raise SystemExit('half done')\n")
+    commit(upstream, "does not work")
+    git("-C", chain.project, "pull", "--quiet")
+    chain.verb("status", chain.run.root, code=1)  # what was pulled is really broken
+    chain.project = PROJECT
     job = chain.job("pretrain")
     chain.slurm.run("scontrol", "requeue", job)
     chain.wait_for("attempt 1", lambda: chain.run.beginning(job, 1).is_file(), 90)
@@ -204,6 +235,7 @@ def test_requeue_keeps_every_log_and_goes_on(chain: Chain, twin: Chain, note: Ca
     note(f"{time.time() - granted:.1f} s from a requeue granted to the first new step (goal 30)")
     chain.wait_for_state("completed")
     assert chain.result() == twin.result()
+    note("a git pull of broken code in the middle of the run changed nothing: result equals the twin's")
     assert [chain.run.log("pretrain", job, attempt).is_file() for attempt in (0, 1)] == [True, True]
 
 
