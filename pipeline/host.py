@@ -13,6 +13,8 @@ from pipeline.cluster import Cluster
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
 from pipeline.errors import UserError
+from pipeline.exclusion import choose_exclusion, split_off
+from pipeline.flags import sbatch_flags
 from pipeline.run import Run
 from pipeline.slurm import Slurm
 from pipeline.slurm_errors import SlurmError
@@ -30,6 +32,7 @@ class Host:
         self.config: Config = load_run_config(run.config)
         self.cluster: Cluster = read_cluster(run)
         self.slurm = Slurm()
+        self._exclusions: dict[str, list[str]] = {}
 
     @property
     def bad_nodes(self) -> BadNodes:
@@ -61,8 +64,20 @@ class Host:
         if waiting and self.cluster.nodes_may_submit:
             self.attempt(f"cancel {', '.join(waiting)}", lambda: self.slurm.cancel(waiting))
 
-    def requeue(self, exclude: list[str]) -> bool:
-        """Put this very Job back into the queue, away from some nodes; Slurm then ends the script with SIGTERM."""
+    def excluded(self, stage: str) -> list[str]:
+        """Return the nodes that a Stage's Jobs are to be kept off: the user's own, and bad ones if others are left."""
+        if stage not in self._exclusions:
+            flags = sbatch_flags(stage, 0, self.config, self.cluster, self.run)
+            script = str(self.run.snapshot / "sbatch" / f"{stage}.sbatch")
+            found = choose_exclusion(self.slurm, flags, script, self.bad_nodes.read().values())
+            if found.allowed:
+                print(f"{stage}: {found.words()}", file=sys.stderr)
+                self.event("bad nodes allowed", of=stage, nodes=[node.name for node in found.allowed])
+            self._exclusions[stage] = split_off(flags)[1] + found.names
+        return self._exclusions[stage]
+
+    def requeue(self) -> bool:
+        """Put this very Job back into the queue, away from bad nodes; Slurm then ends the script with SIGTERM."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             job = self.slurm.jobs([self.job_id])[self.job_id]
@@ -72,11 +87,13 @@ class Host:
             return True  # Slurm has done so by itself, as on preemption; once more would hit the next attempt
         if job is not None and job.state == "completing":
             return False  # cancelled by a person, or killed at its time limit
+        exclude = ",".join(self.excluded(self.stage))
         if not self.attempt("requeue this job", lambda: self.slurm.requeue(self.job_id)):
             return False
         deadline = time.monotonic() + EXCLUDE_SECONDS
-        while exclude and time.monotonic() < deadline:  # refused until the job has left its nodes
-            if self.attempt("", lambda: self.slurm.update(self.job_id, ExcNodeList=",".join(exclude))):
+        wanted = exclude or self.bad_nodes.path.is_file()  # nodes that it was kept off before may be allowed by now
+        while wanted and time.monotonic() < deadline:  # refused until the job has left its nodes
+            if self.attempt("", lambda: self.slurm.update(self.job_id, ExcNodeList=exclude)):
                 break
             time.sleep(0.5)
         return True

@@ -70,6 +70,8 @@ class HostBegin(Host):
         """Go elsewhere where one of our nodes has failed before; return the script's code, 0 to stay."""
         bad = self.bad_nodes.read()
         here = [bad[name] for name in nodes if name in bad]
+        if here and self.cluster.nodes_may_submit:
+            here = [node for node in here if node.name in self.excluded(self.stage)]
         if not here:
             return EXIT_DONE
         told = ", ".join(f"{node.name} ({node.reason})" for node in here)
@@ -78,7 +80,7 @@ class HostBegin(Host):
             return EXIT_DONE
         print(f"{self.stage}: leaves nodes that failed before: {told}", file=sys.stderr)
         self.event("elsewhere", nodes=[node.name for node in here], reason=told)
-        return EXIT_NOT_READY if self.requeue(sorted(bad)) else EXIT_DONE
+        return EXIT_NOT_READY if self.requeue() else EXIT_DONE
 
     def _take_over(self) -> int:
         """Make the Run this attempt's, whoever stands there, once Slurm says that they are gone; else a code."""

@@ -142,13 +142,18 @@ class HostEnd(Host):
         if record["verdict"] == ENVIRONMENT and nodes:
             self.bad_nodes.add(nodes, str(record["reason"]), self.cluster.bad_node_hours, str(self.run.root))
             self.event("bad nodes", nodes=nodes, reason=record["reason"])
-            self._exclude_from_pending()
+            if self.cluster.nodes_may_submit:
+                self._exclude_from_pending()
 
     def _exclude_from_pending(self) -> None:
         """Keep the Run's waiting Jobs off the bad nodes."""
-        names = ",".join(sorted(self.bad_nodes.read()))
+        stages = {str(job.get("job_id")): str(job["stage"]) for job in read_jobs(self.run)["jobs"]}
         for job in self.others("pending"):
-            self.attempt(f"keep job {job} off {names}", lambda job=job: self.slurm.update(job, ExcNodeList=names))
+            names = ",".join(self.excluded(stages[job]))
+            self.attempt(
+                f"keep job {job} off {names}",
+                lambda job=job, names=names: self.slurm.update(job, ExcNodeList=names),
+            )
 
     def _following(self) -> list[str]:
         """List the later Segments of this Stage that wait, the next one first."""
@@ -179,7 +184,7 @@ class HostEnd(Host):
         self.attempt(f"cancel {', '.join(leftovers)}", lambda: self.slurm.cancel(leftovers))
 
     def _go_on_by_requeue(self, decision: Decision) -> int:
-        if self.requeue(sorted(self.bad_nodes.read())):
+        if self.requeue():
             self.event("requeue", reason=decision.reason)
             return EXIT_DONE
         print(f"{self.stage}: this Job could not be requeued. Go on with:\n  {command('resume', self.run.root)}")

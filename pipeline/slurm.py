@@ -223,6 +223,12 @@ class Slurm:
             return []
         raise SlurmError(words, said_by(answer))
 
+    def excluded(self, ids: Sequence[str], timeout: float = 3) -> dict[str, str]:
+        """Return the nodes that each of these Jobs is kept off, as Slurm writes them; those with none are left out."""
+        lines = self.run(["squeue", "-h", "-a", "-j", ",".join(ids), "-o", "%F|%x"], timeout).splitlines()
+        cells = (line.strip().partition("|") for line in lines)
+        return {job_id: nodes for job_id, _, nodes in cells if nodes and nodes != "(null)"}
+
     def priorities(self, ids: Sequence[str], timeout: float = 3) -> dict[str, Priority]:
         """Return what makes up the priority of Jobs that wait; empty where priorities have no parts."""
         words = ["sprio", "-h", "-j", ",".join(ids), "-o", SPRIO_COLUMNS]

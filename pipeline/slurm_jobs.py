@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pipeline.slurm_states import ENDED, explain_reason, normal_state
+from pipeline.slurm_states import ENDED, explain_reason, lacks_nodes, normal_state
 from pipeline.units import duration
 
 # Columns with a `|` after each and none of free text, so that no name can shift them.
@@ -45,6 +45,7 @@ class SlurmJob:
     exit_code: int = 0
     signal: int = 0
     answered: bool = True  # false: Slurm could not be asked, so an unknown Job may well be there
+    excluded: str = ""  # nodes that it is kept off, where that may be why it waits
 
     @property
     def ended(self) -> bool:
@@ -61,6 +62,11 @@ class SlurmJob:
         """Tell whether it waits for what will not come by itself."""
         return self.state == "requeue_hold" or (self.state == "pending" and explain_reason(self.reason).stuck)
 
+    @property
+    def lacks_nodes(self) -> bool:
+        """Tell whether it waits because too few of the nodes that it may have are there, and not for its turn."""
+        return self.state == "pending" and lacks_nodes(self.reason)
+
     def explain(self) -> str:
         """Say in plain words what it is doing or waiting for, or how it ended, and what to do."""
         if self.state == "requeue_hold":
@@ -68,6 +74,8 @@ class SlurmJob:
             return held.replace("JOB", self.job_id)
         if self.state == "pending":
             words = explain_reason(self.reason).words.replace("JOB", self.job_id)
+            if self.excluded:
+                words = f"too few nodes are left without {self.excluded}, which it is kept off ({words})"
             return f"{words}; Slurm expects to start it at {self.start}" if self.start else words
         if self.state in ("running", "completing", "suspended", "requeued"):
             left = f", {duration(self.time_left)} left" if self.time_left is not None else ""

@@ -70,7 +70,7 @@ REASONS = {
     "PartitionDown": Reason("the partition takes no Jobs to start now; ask an administrator, or choose another"),
     "PartitionInactive": Reason("the partition takes no Jobs; choose another", True),
     "ReqNodeNotAvail": Reason(
-        "a node that it needs is down, drained or reserved (maintenance?); see: sinfo -R, scontrol show reservation"
+        "nodes that it needs are down, drained or reserved (maintenance?); see: sinfo -R, scontrol show reservation"
     ),
     "Nodes required for job are DOWN": Reason("nodes that it needs are down, drained or reserved; see: sinfo -R"),
     "NodeDown": Reason("a node that it needs is down; see: sinfo -R"),
@@ -94,16 +94,29 @@ REASONS = {
     "TimeLimit": Reason("ran into its time limit"),
     "OutOfMemory": Reason("used more memory than it had asked for; raise mem, or lower micro_batch_size"),
 }
+LACKS_NODES = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "NodeDown", "BadConstraints")
+UNAVAILABLE = re.compile(r"UnavailableNodes:\s*([^\s)]+)")
 PER_JOB = re.compile(r"(QOS|Assoc|Max|Grp)\w*PerJob\w*|(QOS|Assoc)Max\w*(Wall|MinutesPerJob)\w*|QOSMin\w*")
 LIMIT = re.compile(r"(QOS|Assoc|Max|Grp)[A-Z]")
 
 
+def lacks_nodes(reason: str) -> bool:
+    """Tell whether a Job waits because too few of the nodes that it may have are there, and not for its turn."""
+    return _plain(reason).startswith(LACKS_NODES)
+
+
+def _plain(reason: str) -> str:
+    text = reason.strip("() \t")
+    return text.replace("_", " ") if " " not in text else text
+
+
 def explain_reason(reason: str) -> Reason:
     """Say in plain words what a Job waits for."""
-    text = reason.strip("() \t").replace("_", " ") if " " not in reason and "_" in reason else reason.strip("() \t")
+    text = _plain(reason)
     for name, meaning in REASONS.items():
         if text.startswith(name):
-            return meaning
+            nodes = UNAVAILABLE.search(text)
+            return meaning._replace(words=f"{meaning.words} (now: {nodes[1]})") if nodes else meaning
     if PER_JOB.match(text):
         return Reason(
             f"asks for more than a limit on single Jobs allows ({text}), so it would wait for ever; "

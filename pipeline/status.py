@@ -30,6 +30,7 @@ from pipeline.records import (
 )
 from pipeline.run import Run
 from pipeline.sizes import tokens_per_step
+from pipeline.slurm_states import lacks_nodes
 from pipeline.status_slurm import Queue, answer, ask_queue, ask_slurm, last_attempts
 
 JOB_STATES = ("pending", "running", "completed", "failed", "stopped")
@@ -121,6 +122,8 @@ def read_status(run: Run) -> Status:
     config = read_config(run)
     status = read_state(run, config)
     waiting = [job.job_id for job in status.jobs if job.state == "pending" and job.waits_for in QUEUED]
+    if any(lacks_nodes(job.waits_for) for job in status.jobs):
+        waiting = []  # no priority helps that one, and Slurm was asked about its nodes instead
     on_slurm = read_record(run.jobs).get("scheduler") == "slurm"
     metrics = read_metrics(run)
     last = metrics[-1] if metrics else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipeline.bad_nodes import BadNode, bad_nodes_of
@@ -89,7 +89,11 @@ def ask_slurm(run: Run, record: Record, lasts: dict[tuple[str, str], Last]) -> t
     ids = [str(job["job_id"]) for job in entries]
     settled = {job_id for (_, job_id), last in lasts.items() if last.verdict}
     try:
-        jobs = read_cluster(run).slurm().jobs(ids, settled=settled)
+        slurm = read_cluster(run).slurm()
+        jobs = slurm.jobs(ids, settled=settled)
+        if short := [job_id for job_id, job in jobs.items() if job.lacks_nodes]:
+            with suppress(SlurmError):
+                jobs |= {key: replace(jobs[key], excluded=nodes) for key, nodes in slurm.excluded(short).items()}
     except UserError as error:  # of the cluster file
         return {}, f"jobs.json and verdicts; Slurm cannot be asked ({str(error).splitlines()[0]})"
     if silent := next((job for job in jobs.values() if not job.answered), None):

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pipeline.goodput import KINDS
 from pipeline.hints import command, shown
+from pipeline.slurm_states import lacks_nodes
 from pipeline.status import JobStatus, Status
 from pipeline.units import duration, short
 
@@ -50,7 +51,9 @@ def next_commands(status: Status) -> list[tuple[str, str]]:
     root = status.run.root
     follow, resume = ("follow", command("logs", "-f", root)), ("go on", command("resume", root))
     if status.state in ("running", "pending"):
-        return [follow, ("stop", command("stop", root))]
+        short = any(lacks_nodes(job.waits_for) for job in status.jobs)
+        again = [("choose", f"{command('resume', root)}    (anew which bad nodes may be used)")] if short else []
+        return [follow, ("stop", command("stop", root)), *again]
     if status.state == "completed":
         return [
             ("report", shown(status.run.report)) if status.run.report.is_file() else ("report", command("report", root))

@@ -13,6 +13,7 @@ from pipeline.cluster import Cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.errors import EXIT_DONE
+from pipeline.exclusion import Exclusion, choose_exclusion, option, split_off
 from pipeline.files import write_json
 from pipeline.hints import command
 from pipeline.plan import Job, Plan
@@ -34,6 +35,7 @@ class Submission:
         self.run, self.config, self.cluster, self.plan, self.slurm = run, config, cluster, plan, slurm
         self.records: list[Record] = [job for job in read_jobs(run)["jobs"] if job.get("job_id")]
         self.ids: dict[str, str] = {}  # name -> id of the Jobs that the later ones may depend on
+        self.exclusions: dict[str, Exclusion] = {}  # by stage
 
     def submit(self, told: Callable[[str], None]) -> list[str]:
         """Submit what is neither complete nor queued; return the names of the Jobs that were submitted."""
@@ -107,6 +109,8 @@ class Submission:
             self.slurm.update(found.job_id, Dependency=dependency)
             record["dependency"] = dependency
             self._write()
+        if found.lacks_nodes:  # those that it was kept off when it was submitted, or since, may be too many by now
+            self.slurm.update(found.job_id, ExcNodeList=",".join(self._excluded(job)))
         told(f"[bold]{job.name}[/]  {found.state} already, job {found.job_id}")
 
     def _dependency(self, job: Job) -> str:
@@ -119,13 +123,20 @@ class Submission:
         return ",".join(edges)
 
     def _flags(self, job: Job, dependency: str) -> list[str]:
-        flags = [word for word in job.command[2:-2] if not word.startswith("--dependency=")]
-        if bad := sorted(bad_nodes_of(self.run, self.cluster).read()):
-            flags.append(f"--exclude={','.join(bad)}")
+        flags = split_off(_own_flags(job))[0] + option(self._excluded(job))
         if dependency:
             # Or a Job whose condition can no longer come true would wait for ever.
             flags += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
         return flags
+
+    def _excluded(self, job: Job) -> list[str]:
+        """Return the nodes that a Job is kept off: the user's own, and those that failed, as far as others are left."""
+        flags = _own_flags(job)
+        if job.stage not in self.exclusions:
+            bad = bad_nodes_of(self.run, self.cluster).read().values()
+            script = str(PROJECT / "sbatch" / f"{job.stage}.sbatch")
+            self.exclusions[job.stage] = choose_exclusion(self.slurm, flags, script, bad)
+        return split_off(flags)[1] + self.exclusions[job.stage].names
 
     def _script(self, job: Job) -> tuple[str, list[str]]:
         return job.command[-2], job.command[-1:]
@@ -151,6 +162,10 @@ class Submission:
         write_json(self.run.jobs, {"scheduler": "slurm", "jobs": self.records}, durable=False)
 
 
+def _own_flags(job: Job) -> list[str]:
+    return [word for word in job.command[2:-2] if not word.startswith("--dependency=")]
+
+
 def _words(script: tuple[str, list[str]]) -> list[str]:
     return [script[0], *script[1]]
 
@@ -161,6 +176,10 @@ def submit_chain(run: Run, config: Config, cluster: Cluster, plan: Plan, console
     submitted = submission.submit(lambda text: console.print(text, highlight=False, soft_wrap=True))
     if submitted:
         run.event("submit", jobs={name: submission.ids[name] for name in submitted})
+    for stage, exclusion in submission.exclusions.items():
+        if exclusion.allowed:
+            run.event("bad nodes allowed", stage=stage, nodes=[node.name for node in exclusion.allowed])
+            console.print(f"{stage}: {exclusion.words()}", style="yellow", markup=False, soft_wrap=True)
     for verb in ("status", "logs -f", "stop"):
         console.print(f"  {command(*verb.split(), run.root)}", markup=False, highlight=False, soft_wrap=True)
     return EXIT_DONE

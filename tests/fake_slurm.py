@@ -16,6 +16,7 @@ import stat
 import sys
 from pathlib import Path
 
+TOO_FEW = "Batch job submission failed: Requested node configuration is not available"
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "sacct", "sprio", "sshare")
 
 
@@ -69,6 +70,14 @@ def sbatch(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     if (refusal := folder / "refuse").is_file():
         print(refusal.read_text(), file=sys.stderr)
         return 1
+    if (nodes := folder / "nodes").is_file():  # all that this Slurm has
+        left = set(nodes.read_text().split()) - set(option(words, "exclude").split(","))
+        if len(left) < int(option(words, "nodes", "1")):
+            print(
+                f"allocation failure: {TOO_FEW}" if "--test-only" in words else f"sbatch: error: {TOO_FEW}",
+                file=sys.stderr,
+            )
+            return 1
     if "--test-only" in words:
         print("sbatch: Job 99 to start at 2030-01-01T00:00:00 using 1 processors on nodes n1", file=sys.stderr)
         return 0
@@ -76,6 +85,7 @@ def sbatch(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     jobs[job_id] = {
         "state": "PENDING", "reason": "Priority", "comment": option(words, "comment"), "kill": "--kill-on-invalid-dep=yes" in words,
         "dependency": option(words, "dependency"), "name": option(words, "job-name"), "words": words,
+        "excluded": option(words, "exclude"),
     }  # fmt: skip
     settle(jobs)
     write(folder, jobs)
@@ -87,6 +97,10 @@ def sbatch(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
 
 
 def squeue(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
+    if words[-1] == "%F|%x":
+        for job_id in words[words.index("-j") + 1].split(","):
+            print(f"{job_id}|{jobs[job_id].get('excluded', '')}")
+        return 0
     if "-j" in words:
         for job_id in words[words.index("-j") + 1].split(","):
             if job_id in jobs and not jobs[job_id].get("forgotten"):
@@ -118,7 +132,8 @@ def scontrol(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     elif words[0] == "update":
         fields = dict(word.split("=", 1) for word in words[1:])
         jobs[fields["JobId"]] |= {"dependency": fields.get("Dependency", jobs[fields["JobId"]]["dependency"])}
-        jobs[fields["JobId"]] |= {"excluded": fields.get("ExcNodeList", "")}
+        if "ExcNodeList" in fields:
+            jobs[fields["JobId"]] |= {"excluded": fields["ExcNodeList"], "reason": "Priority"}
         write(folder, jobs)
     elif words[0] == "requeue":
         if (folder / "no_requeue").is_file():

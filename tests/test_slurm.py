@@ -366,7 +366,7 @@ def test_b24_sl_10_states(text: str, state: str) -> None:
         ("launch failed requeued held", "ask an administrator about that node", True),  # SL-16
         ("launch_failed_requeued_held", "ask an administrator about that node", True),
         ("PartitionTimeLimit", "lower the stage's time", True),
-        ("(ReqNodeNotAvail, UnavailableNodes:n[1-2])", "scontrol show reservation", False),
+        ("(ReqNodeNotAvail, UnavailableNodes:n[1-2])", "scontrol show reservation (now: n[1-2])", False),
         ("QOSMaxWallDurationPerJobLimit", "would wait for ever", True),
         ("QOSMaxGRESPerUser", "a limit of the QOS or account is reached", False),
         ("AssocGrpGRES", "a limit of the QOS or account is reached", False),

@@ -9,6 +9,8 @@ import pytest
 from private_slurm import PrivateSlurm
 from slurm_packages import reason
 
+from pipeline.bad_nodes import BadNode
+from pipeline.exclusion import choose_exclusion
 from pipeline.slurm import Slurm
 from pipeline.slurm_errors import SlurmError
 from pipeline.slurm_jobs import SlurmJob
@@ -45,6 +47,31 @@ def test_scontrol_shows_all_jobs_by_one_call(slurm: PrivateSlurm, reach: pytest.
     ids = [slurm.submit("true", "--hold") for _ in range(3)]
     text = asked.run(["scontrol", "-o", "show", "job"])
     assert {f"JobId={job}" for job in ids} <= set(text.split())
+
+
+def test_no_more_bad_nodes_are_excluded_than_a_job_can_spare(slurm: PrivateSlurm, reach: pytest.MonkeyPatch) -> None:
+    asked, script = use(slurm, reach), slurm.root / "any.sh"
+    script.write_text("#!/bin/sh\n")
+    bad = [BadNode(name, "ECC errors", float(age), "x") for age, name in enumerate(("n1", "n2"))]
+
+    def excluded(*flags: str) -> list[str]:
+        return choose_exclusion(asked, ["--mem=100M", *flags], str(script), bad).names
+
+    assert [excluded(f"--nodes={nodes}") for nodes in (1, 2, 3)] == [["n1", "n2"], ["n2"], []]
+    assert excluded("--nodes=1", "--exclude=n3") == ["n2"]
+    assert excluded("--nodes=4") == ["n1", "n2"]  # no such Job could start in any case
+    job = slurm.submit("true", "--hold", "--nodes=2")
+    asked.update(job, ExcNodeList="n2,n3")
+    asked.run(["scontrol", "release", job])
+    slurm.processes.wait_for("slurmctld", lambda: asked.jobs([job])[job].lacks_nodes)
+    assert asked.excluded([job]) == {job: "n[2-3]"}
+    asked.run(["scontrol", "update", "nodename=n3", "state=drain", "reason=test"])
+    try:
+        assert excluded("--nodes=1") == ["n2"]
+    finally:
+        asked.run(["scontrol", "update", "nodename=n3", "state=resume"])
+    asked.update(job, ExcNodeList="")
+    slurm.wait_for(job, "COMPLETED")
 
 
 def test_with_accounting_sacct_knows_what_squeue_has_forgotten(root: Path, reach: pytest.MonkeyPatch) -> None:
