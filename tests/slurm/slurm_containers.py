@@ -19,9 +19,12 @@ PROFILE = "export PROFILE=read\n"
 
 
 def pyxis() -> Path | None:
-    """Return this machine's own Pyxis, if it has one that works; $PYXIS_PLUGIN names one that lies elsewhere."""
-    named = os.environ.get("PYXIS_PLUGIN")
-    found = [Path(named)] if named else [path for pattern in PYXIS for path in Path("/").glob(pattern)]
+    """Return this machine's own Pyxis, if it has one that works.
+
+    $PYXIS_PLUGIN names one that lies elsewhere, with options for it after a blank.
+    """
+    named = os.environ.get("PYXIS_PLUGIN", "").split()
+    found = [Path(named[0])] if named else [path for pattern in PYXIS for path in Path("/").glob(pattern)]
     return found[0] if found and shutil.which("enroot") else None
 
 
@@ -49,7 +52,8 @@ def plugstack(folder: Path) -> str:
     """Return what plugstack.conf must hold; the stand-in is compiled into `folder`, and mounts there."""
     if path := pyxis():
         (folder / "runtime").mkdir(parents=True)
-        return f"required {path} runtime_path={folder}/runtime\n"
+        options = os.environ.get("PYXIS_PLUGIN", "").split()[1:]
+        return f"required {path} runtime_path={folder}/runtime {' '.join(options)}\n"
     mounts = folder / "mounts"
     mounts.mkdir(parents=True)
     plugin = folder / "container_plugin.so"
