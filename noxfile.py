@@ -106,12 +106,13 @@ def smoke(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def lint(session: nox.Session) -> None:
-    """Check style, types and shell scripts."""
+    """Check style, types, shell scripts and the Dockerfile."""
     install(session)
     run(session, "-m", "ruff", "check", ".")
     run(session, "-m", "ruff", "format", "--check", ".")
     run(session, "-m", "mypy")
     session.run(str(PYTHON.with_name("shellcheck")), "-x", *SHELL_SCRIPTS, external=True)
+    session.run(str(PYTHON.with_name("hadolint")), "containers/Dockerfile", external=True)
 
 
 SHELL_FILES = [*sorted(ROOT.glob("sbatch/*")), *sorted(ROOT.glob("containers/*.sh")), ROOT / ".ci" / "run"]

@@ -14,7 +14,8 @@ from rich.prompt import Confirm
 from rich.table import Table
 
 from pipeline.attempts import newest_step, read_beginnings
-from pipeline.cluster import Cluster, open_cluster
+from pipeline.cluster import Cluster
+from pipeline.cluster_load import open_cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.config_load import load_config, load_run_config

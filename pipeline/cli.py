@@ -250,7 +250,7 @@ def doctor(what: What = None, cluster: ClusterName = None, as_json: Json = False
     """Check a cluster from here, and a config against it: doctor [CONFIG] --cluster FILE."""
     from pipeline import chain
     from pipeline import doctor as doctors
-    from pipeline.cluster import open_cluster
+    from pipeline.cluster_load import open_cluster
 
     if cluster is None:
         raise UserError("doctor needs a cluster file; write: doctor --cluster FILE")

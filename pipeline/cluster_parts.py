@@ -11,6 +11,8 @@ from pipeline.config_types import LINE, Section, broken_rule, one_or_more
 from pipeline.slurm_options import SbatchOptions, SrunOptions
 from pipeline.yaml12 import shown
 
+# Pyxis splits its mounts at commas and colons, and Enroot's bash reads the rest in double quotes.
+UNSAFE_IN_MOUNTS = re.compile(r'[,:"$`\x00-\x1f]')
 AMOUNT = re.compile(r"0|[1-9][0-9]{0,12}[KMGT]")
 
 
@@ -51,6 +53,8 @@ def _mount(value: object) -> object:
         raise broken_rule("holds a comma, which separates mounts; mount the folder above")
     if len(parts) not in (2, 3) or not all(part.startswith("/") for part in parts[:2]):
         raise broken_rule("is not a mount; write /source:/target, and :rw where it may be written")
+    if found := UNSAFE_IN_MOUNTS.search("".join(parts)):
+        raise broken_rule(f"holds {shown(found[0])}, which a container's mount cannot; mount a folder of another name")
     if len(parts) == 3 and parts[2] not in ("ro", "rw"):
         raise broken_rule("ends with something else than ro or rw; write /source:/target:ro")
     return value

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.cluster import Cluster
+from pipeline.cluster_parts import UNSAFE_IN_MOUNTS
 from pipeline.config import Config
-from pipeline.errors import NotReadyError
+from pipeline.errors import NotReadyError, UserError
 from pipeline.image_reference import parse_image, require
 from pipeline.run import Run
+from pipeline.yaml12 import shown
 
 GLOB = re.compile(r"[*?\[]")
 FILE_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet", ".gz", ".zst", ".model")
@@ -24,8 +26,8 @@ def container_options(config: Config, cluster: Cluster, run: Run, exported: Iter
     """
     if cluster.image is None:
         return []
-    mounts = [f"{run.root}:{run.root}:rw", f"{run.snapshot}:{run.snapshot}:ro"]
-    mounts += [f"{folder}:{folder}:ro" for folder in data_folders(config, run)]
+    mounts = [_mount(run.root, "rw"), _mount(run.snapshot, "ro")]
+    mounts += [_mount(folder, "ro") for folder in data_folders(config, run)]
     mounts += [mount if mount.endswith((":ro", ":rw")) else f"{mount}:ro" for mount in cluster.mounts]
     return [
         f"--container-image={cluster.image}",
@@ -35,6 +37,16 @@ def container_options(config: Config, cluster: Cluster, run: Run, exported: Iter
         "--no-container-mount-home",
         "--container-readonly",
     ]
+
+
+def _mount(folder: Path, mode: str) -> str:
+    """Write a folder that is mounted at its own path; UserError where Pyxis would read its name as something else."""
+    if found := UNSAFE_IN_MOUNTS.search(str(folder)):
+        raise UserError(
+            f"{folder}: a name with {shown(found[0])} cannot be mounted into a container; rename the folder, "
+            "or make a link to it with another name and write that"
+        )
+    return f"{folder}:{folder}:{mode}"
 
 
 def check_container(cluster: Cluster) -> None:

@@ -20,20 +20,28 @@ def image_sha256(image: Path) -> str:
 
     NotReadyError where there is no such file.
     """
-    noted = image.with_name(f".{image.name}.checked")  # not in the record, which more than one machine may share
     try:
-        found: dict[str, Any] = {"size": image.stat().st_size, "mtime_ns": image.stat().st_mtime_ns}
-        known = _read(noted)
+        found, known = _look(image), _read(noted_path(image))
         if {key: known.get(key) for key in found} == found and isinstance(known.get("sha256"), str):
             return str(known["sha256"])
-        found["sha256"] = sha256_file(image)
+        sha256 = sha256_file(image)
     except FileNotFoundError:
         raise NotReadyError(f"{image}: there is no such image; build it, or give the path of one") from None
     except OSError as error:
         raise NotReadyError(f"{image}: the image cannot be read: {error.strerror or error}") from error
+    note_sha256(image, sha256, found)
+    return sha256
+
+
+def note_sha256(image: Path, sha256: str, found: dict[str, Any] | None = None) -> None:
+    """Write down an image's hash with the size and time that it has, or had when it was `found`."""
     with suppress(OSError):  # somebody else's folder: then it is read whole each time
-        write_json(noted, found, durable=False)
-    return str(found["sha256"])
+        write_json(noted_path(image), (found or _look(image)) | {"sha256": sha256}, durable=False)
+
+
+def noted_path(image: Path) -> Path:
+    """Name the file beside an image that holds its hash; not its record, which more than one machine may share."""
+    return image.with_name(f".{image.name}.checked")
 
 
 def check_image(image: Path, expected: str) -> None:
@@ -44,6 +52,11 @@ def check_image(image: Path, expected: str) -> None:
             f"{image}: this is not the image that the Run was made with: its sha256 is {found[:12]}..., "
             f"and it was {expected[:12]}...; put the former file back, or make a new Run for this one: name=..."
         )
+
+
+def _look(image: Path) -> dict[str, Any]:
+    status = image.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from pipeline.cluster import Cluster
@@ -19,6 +20,9 @@ TORCHRUN = (
     f"-m torch.distributed.run --max-restarts=0 --no-python "
     f"--signals-to-handle={TORCHRUN_SIGNALS} --shutdown-timeout={SAVE_SECONDS}"
 ).split()
+
+# srun does not take --cpus-per-task from sbatch since 22.05.
+CPUS = '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"'
 
 # What a parent job or torchrun may have left in the environment; a Run must not take it for its own.
 FOREIGN_VARIABLES = (
@@ -44,6 +48,7 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         f"SCHEDULER={cluster.scheduler}",
         f"PYTHON={shlex.quote(cluster.host_python)}",
         *_launch(stage, config, cluster, run, exports),
+        *_image_cache(stage, config, cluster),
         f"unset {' '.join(FOREIGN_VARIABLES)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in exports.items()),
         *_secrets(cluster),
@@ -79,8 +84,8 @@ def _exports(stage: str, config: Config, cluster: Cluster, run: Run) -> dict[str
         exports["PIPELINE_GPUS_PER_NODE"] = str(gpus)
     environment = cluster.environment()
     # Each rank compares what reached it with what was exported here.
-    expected = "\n".join(f"{name}={value}" for name, value in environment.items())
-    return exports | environment | ({"PIPELINE_EXPECTED_ENV": expected} if expected else {})
+    expected = json.dumps(environment, ensure_ascii=False)
+    return exports | environment | ({"PIPELINE_EXPECTED_ENV": expected} if environment else {})
 
 
 def _launch(stage: str, config: Config, cluster: Cluster, run: Run, exports: dict[str, str]) -> list[str]:
@@ -100,7 +105,10 @@ def _local_launch(stage: str, ranks: int, cluster: Cluster) -> list[str]:
 def _slurm_launch(stage: str, config: Config, cluster: Cluster, run: Run, exports: dict[str, str]) -> list[str]:
     """Start one torchrun per node by sbatch/node.sh, or one rank per task; a Stage of one process by srun alone."""
     ranks = config.pretrain.nproc_per_node
-    container = container_options(config, cluster, run, [*exports, *cluster.secret_env, *FROM_THE_ALLOCATION])
+    # Pyxis would take each further line of a value for a variable of its own. It passes unnamed all the same, unless
+    # the image has one of this name.
+    named = [name for name, value in exports.items() if "\n" not in value]
+    container = container_options(config, cluster, run, [*named, *cluster.secret_env, *FROM_THE_ALLOCATION])
 
     def srun(array: str, stage: str, per_node: int, program: list[str] | str) -> str:
         return _srun(array, stage, per_node, config, cluster, container, program)
@@ -121,6 +129,17 @@ def _slurm_launch(stage: str, config: Config, cluster: Cluster, run: Run, export
     node = ["bash", str(run.snapshot / "sbatch" / "node.sh")]
     words = f'{shlex.join(node)} "${{TORCHRUN[@]}}" -- {shlex.join(python)}'
     return [*first, f"TORCHRUN=({shlex.join(torchrun)})", srun("LAUNCH", stage, 1, words)]
+
+
+def _image_cache(stage: str, config: Config, cluster: Cluster) -> list[str]:
+    """Name the folder of a node's own disk for the image, and what starts a copy to it, once on each node."""
+    if cluster.image_cache is None:
+        return []
+    nodes = config.pretrain.nodes if stage in PARALLEL else 1
+    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    words += [*option_words(cluster.srun_options(stage, getattr(config, stage)))]
+    program = shlex.join([cluster.host_python, "-m", "pipeline.image_cache"])
+    return [f"IMAGE_CACHE={shlex.quote(cluster.image_cache)}", f"CACHE_IMAGE=({shlex.join(words)} {CPUS} {program})"]
 
 
 def _srun(
@@ -144,6 +163,6 @@ def _srun(
         *option_words(cluster.srun_options(stage, getattr(config, stage))),
         *container,
     ]
-    # srun does not take --cpus-per-task from sbatch since 22.05. Preflight's tasks share the CPUs of one.
-    cpus = '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"' if stage != "preflight" else "--cpus-per-task=1 --overcommit"
+    # Preflight's tasks share the CPUs of one.
+    cpus = CPUS if stage != "preflight" else "--cpus-per-task=1 --overcommit"
     return f"{array}=({shlex.join(words)} {cpus} {program if isinstance(program, str) else shlex.join(program)})"

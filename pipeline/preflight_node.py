@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -31,9 +32,9 @@ def expected_nodes() -> list[str]:
 
 
 def expected_variables() -> dict[str, str]:
-    """Return the variables that the launch file exports for the cluster: it lists them a second time in one."""
-    lines = os.environ.get("PIPELINE_EXPECTED_ENV", "").splitlines()
-    return {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}
+    """Return the variables that the launch file exports for the cluster: in one, as JSON."""
+    found: dict[str, str] = json.loads(os.environ.get("PIPELINE_EXPECTED_ENV", "{}"))
+    return found
 
 
 def own_variables() -> dict[str, str]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.cluster import Cluster, open_cluster
+from pipeline.cluster import Cluster
+from pipeline.cluster_load import open_cluster
 from pipeline.config import Config
 from pipeline.config_load import config_differences, dump_config, load_run_config
 from pipeline.errors import UserError

@@ -28,6 +28,7 @@ begin() {
     trap 'warn HUP' HUP
     trap 'warn QUIT' QUIT
     if [[ $SCHEDULER = slurm ]]; then enter_allocation; fi
+    if [[ -v CACHE_IMAGE ]]; then cache_image; fi
 }
 
 # Ask whether this attempt may work, and find what only the host knows: the container has no Slurm commands.
@@ -62,17 +63,37 @@ warn() {
     if [[ -n $forward && -n $child ]]; then kill -s "$forward" "$child" 2>/dev/null || true; fi
 }
 
-# Run one program of the Stage and wait for it. In the background, or bash holds a trap back until it ends.
-step() {
-    local -n launch=${2:-LAUNCH}
-    "${launch[@]}" -m "pipeline.stages.$1" "$run" &
+# Have each node copy the image to its own disk, and start the steps from there. A node without room says why.
+cache_image() {
+    local copy array i
+    copy=$("$PYTHON" -m pipeline.image_cache name "$run" "$IMAGE_CACHE")
+    attend "${CACHE_IMAGE[@]}" copy "$run" "$IMAGE_CACHE"
+    if ((status == 3)); then return; fi # some node has not even a name for it: all start from the shared disk
+    if ((status)); then finish; fi
+    for array in PREFLIGHT LAUNCH; do
+        local -n words=$array
+        for i in "${!words[@]}"; do
+            if [[ ${words[i]} = --container-image=* ]]; then words[i]=--container-image=$copy; fi
+        done
+    done
+}
+
+# Run a program and wait for it. In the background, or bash holds a trap back until it ends.
+attend() {
+    "$@" &
     child=$!
     while :; do
         status=0
         wait "$child" || status=$?
-        # wait also returns when a trapped signal comes; the stage may be alive then.
+        # wait also returns when a trapped signal comes; the program may be alive then.
         kill -0 "$child" 2>/dev/null || break
     done
+}
+
+# Run one program of the Stage.
+step() {
+    local -n launch=${2:-LAUNCH}
+    attend "${launch[@]}" -m "pipeline.stages.$1" "$run"
     # A step before the last leaves a verdict only where it was stopped or failed; several ranks that stop exit 0.
     if ((status)) || [[ $1 != "$stage" && -e $run/attempts/$JOB_ID.$ATTEMPT.json ]]; then finish; fi
 }

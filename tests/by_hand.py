@@ -15,7 +15,7 @@ from typing import Any
 
 from micro import MICRO, PROJECT, environment
 
-from pipeline.cluster import open_cluster
+from pipeline.cluster_load import open_cluster
 from pipeline.config_load import load_config
 from pipeline.files import read_json, read_lines
 from pipeline.plan import make_plan

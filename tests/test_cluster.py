@@ -13,7 +13,8 @@ import pytest
 from conftest import PROJECT
 from test_config import PYDANTIC_WORDS, WILD, possible_errors
 
-from pipeline.cluster import OTHER_NAMES, Cluster, load_cluster, open_cluster
+from pipeline.cluster import OTHER_NAMES, Cluster
+from pipeline.cluster_load import load_cluster, open_cluster
 from pipeline.cluster_parts import Options
 from pipeline.config_errors import WORDS, ConfigError
 from pipeline.config_evaluate import EvaluateConfig
@@ -168,6 +169,10 @@ MISTAKES = {
     "B20 NUL": ('env: {X: "a\\0b"}', "holds a NUL character"),
     "B20 list": ("env: {X: [1]}", "env.X: a list where text is needed"),
     "B20 no map": ("env: x", "env: 'x' where names with values are needed; write for example {NCCL_IB_HCA"),
+    "image_cache alone": ("image_cache: /local", "image_cache: only the file of an image can be copied and verified"),
+    "image_cache of a registry's": ("image: ubuntu:24.04\nimage_cache: /local", "only the file of an image can be"),
+    "relative image_cache": ("image: /x.sqsh\nimage_cache: scratch", "'scratch' is not an absolute path"),
+    "hostile mount": ("mounts: ['/a/$(id):/b']", """holds '$', which a container's mount cannot"""),
     "B21 memory without unit": ("mem: 64", "mem: '64' is 64 megabytes to Slurm; write 64G, or 64M if that is meant"),
     "B21 memory in GB": ("mem: 64GB", "'64GB' is not an amount of memory; write 64G"),
     "B21 memory with a blank": ("mem: 64 g", "write 64G"),

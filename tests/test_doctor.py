@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from fakes import Fake, calls
 
-from pipeline.cluster import Cluster, load_cluster
+from pipeline.cluster import Cluster
+from pipeline.cluster_load import load_cluster
 from pipeline.config import Config
 from pipeline.doctor import Check, doctor
 from pipeline.errors import UserError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -90,8 +91,7 @@ export HF_HUB_OFFLINE=1
 export PIPELINE_GPUS_PER_NODE=8
 export NCCL_DEBUG=WARN
 export NCCL_IB_HCA==mlx5_0,mlx5_1
-export PIPELINE_EXPECTED_ENV='NCCL_DEBUG=WARN
-NCCL_IB_HCA==mlx5_0,mlx5_1'
+export PIPELINE_EXPECTED_ENV='{"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}'
 """
 TWO_NODES = {"nodes": 2, "nproc_per_node": 8, "global_batch_size": 16}
 
@@ -171,6 +171,41 @@ def test_in_an_image_only_the_run_may_be_written_and_every_variable_wins_over_th
         line.split("=")[0].removeprefix("export ") for line in launch.splitlines() if line.startswith("export ")
     }
     assert exported | {"MASTER_ADDR", "PIPELINE_ATTEMPT"} <= set(named.removeprefix("--container-env=").split(","))
+
+
+def test_each_node_copies_the_image_first_where_the_cluster_has_a_place_for_it() -> None:
+    cluster = SITE.model_copy(update={"image": "/images/train.sqsh", "image_cache": "/local/a b"})
+    files = plan_of(cluster=cluster, **TWO_NODES).files
+    assert (
+        "IMAGE_CACHE='/local/a b'\nCACHE_IMAGE=(srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=cores "
+        '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" /usr/bin/python3 -m pipeline.image_cache)\n'
+    ) in files["launch/pretrain.env"]
+    assert "CACHE_IMAGE=(srun --nodes=1 --ntasks=1 " in files["launch/evaluate.env"]
+    assert "--container-image=/images/train.sqsh" in files["launch/pretrain.env"]  # the script puts the copy there
+    assert "CACHE_IMAGE" not in plan_of(cluster=SITE).files["launch/pretrain.env"]
+
+
+def test_a_variable_of_several_lines_is_not_named_to_pyxis_which_would_make_variables_of_them() -> None:
+    cluster = SITE.model_copy(update={"image": "/images/train.sqsh", "env": {"LINES_": "a\nLD_PRELOAD=x", "B": "a b"}})
+    launch = plan_of(cluster=cluster).files["launch/pretrain.env"]
+    named = re.search(r"--container-env=(\S+)", launch)[1].split(",")
+    assert {"B", "PIPELINE_EXPECTED_ENV"} <= set(named)
+    assert "LINES_" not in named
+    script = 'eval "$1"; printf %s "$LINES_"'
+    done = subprocess.run(["bash", "-euc", script, "bash", launch], capture_output=True, text=True, check=True)
+    assert done.stdout == "a\nLD_PRELOAD=x"
+
+
+@pytest.mark.parametrize("name", ["a,b", "a:b", 'a"b', "$(touch${IFS}owned)", "`id`"])
+def test_a_folder_that_enroot_would_read_as_something_else_is_not_mounted(name: str) -> None:
+    """Enroot's bash reads mounts in double quotes: what such a name says would be run on every node."""
+    cluster = SITE.model_copy(update={"image": "/images/train.sqsh"})
+    with pytest.raises(UserError, match="cannot be mounted into a container"):
+        plan_of(f"/runs/{name}", cluster)
+    config = Config.model_validate({"name": "golden", "data": [{"path": f"/data/{name}/x.txt"}]})
+    with pytest.raises(UserError, match="cannot be mounted into a container"):
+        make_plan(config, cluster, Run(Path("/runs/golden")))
+    assert plan_of(f"/runs/{name}", SITE).jobs  # where stages run without a container it is only a folder
 
 
 def test_a_percent_sign_in_a_folder_is_no_pattern_of_sbatch() -> None:

@@ -89,7 +89,7 @@ def test_a_node_that_never_arrives_is_named(nodes: Callable[..., Nodes]) -> None
 
 def test_a_variable_that_is_another_one_in_one_rank(nodes: Callable[..., Nodes]) -> None:
     two = nodes()
-    expected = "NCCL_IB_TIMEOUT=22\nNCCL_DEBUG=WARN"
+    expected = '{"NCCL_IB_TIMEOUT": "22", "NCCL_DEBUG": "WARN"}'
     two.start(0, NCCL_DEBUG="WARN", NCCL_IB_TIMEOUT="22", PIPELINE_EXPECTED_ENV=expected)
     two.start(1, NCCL_DEBUG="INFO", NCCL_IB_TIMEOUT="22", PIPELINE_EXPECTED_ENV=expected)
     assert two.end()[0] == 3

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/securebits.h>
+#include <pwd.h>
 #include <sched.h>
 #include <slurm/spank.h>
 #include <stdarg.h>
@@ -29,7 +30,7 @@ SPANK_PLUGIN(container_plugin, 1);
 
 enum { IMAGE, MOUNTS, WORKDIR, ENV, NAME, TEXTS, HOME = TEXTS, REMAP_ROOT, WRITABLE, OPTIONS };
 static char *texts[TEXTS];
-static int flags[OPTIONS] = {[HOME] = -1, [REMAP_ROOT] = -1, [WRITABLE] = -1}; /* -1: not said */
+static int flags[OPTIONS] = {[HOME] = -1, [REMAP_ROOT] = -1, [WRITABLE] = -1}; /* -1: not said, which is no */
 
 enum { OWN = 5, MOST = 1000 }; /* the container's own come first, then the user's */
 static struct bind { const char *source, *target; int read_only, tree; } binds[MOST + 1] = {
@@ -187,7 +188,7 @@ static void enter_root(void)
         make_place(bind->target, S_ISDIR(status.st_mode));
         must(move_mount(bind->tree, "", AT_FDCWD, bind->target, MOVE_MOUNT_F_EMPTY_PATH), bind->target);
     }
-    if (flags[WRITABLE] == 0)
+    if (flags[WRITABLE] != 1)
         must(mount_setattr(AT_FDCWD, "/", 0, &read_only, sizeof read_only), "/");
 }
 
@@ -202,7 +203,7 @@ static void become_container(int unpacked, char *here)
         unpack(here);
     must(chdir(here), here);
     enter_root();
-    unsigned inside = flags[REMAP_ROOT] ? 0 : uid, group = flags[REMAP_ROOT] ? 0 : gid;
+    unsigned root = flags[REMAP_ROOT] == 1, inside = root ? 0 : uid, group = root ? 0 : gid;
     must(setns(user_namespace(inside, group), CLONE_NEWUSER), "user namespace");
     must(-(setresgid(group, group, group) || setresuid(inside, inside, inside) || unshare(CLONE_NEWNS)), "namespace");
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -220,12 +221,11 @@ static void become_container(int unpacked, char *here)
 /* Look, as the user, for what was asked. */
 static int find_image(void)
 {
-    char magic[4] = "", *path = texts[IMAGE];
+    char magic[4] = "", *path = texts[IMAGE], *found = path ? realpath(path, NULL) : NULL;
     if (!path)
-        return fail("error: a container with name \"%s\" does not exist, and no --container-image is set", texts[NAME]);
+        return fail("error: a container with name \"pyxis_%s\" does not exist, and --container-image is not set", texts[NAME]);
     if (!strchr("./", *path))
         return fail("failed to import docker image\n[ERROR] the stand-in for Pyxis reaches no registry: %s", path);
-    char *found = realpath(path, NULL);
     if (!found)
         return fail("[ERROR] No such file or directory: %s", path);
     int image = open(texts[IMAGE] = found, O_RDONLY | O_CLOEXEC);
@@ -237,14 +237,16 @@ static int find_image(void)
 static int start_container(void)
 {
     char here[PATH_MAX], path[PATH_MAX + 8], host[65] = "";
-    int ends[2], unpacked = 0;
+    int ends[2], status = 0, unpacked = 0;
+    struct passwd *entry = getpwuid(uid); /* not $HOME: Enroot asks the host's users too */
+    snprintf(home, sizeof home, "%s", flags[REMAP_ROOT] == 1 ? "/root" : entry ? entry->pw_dir : "/");
     gethostname(host, sizeof host - 1);
     snprintf(here, sizeof here, texts[NAME] ? "%s/%s.%s" : "%s", folder, host, texts[NAME]);
     snprintf(path, sizeof path, "%s/root", here);
     if (!(unpacked = texts[NAME] && !access(path, F_OK)) && find_image())
         return -1;
-    if (flags[HOME] == 1)
-        binds[bound++] = (struct bind){home, flags[REMAP_ROOT] ? "/root" : home, 0, 0};
+    if (flags[HOME] == 1 && entry)
+        binds[bound++] = (struct bind){entry->pw_dir, home, 0, 0};
     for (struct bind *bind = binds; bind < binds + bound; bind++) {
         char *source = realpath(bind->source, NULL);
         if (!source)
@@ -252,9 +254,8 @@ static int start_container(void)
         bind->source = source;
     }
     pid_t pid = pipe2(ends, O_CLOEXEC) ? -1 : fork();
-    int status = 0;
-    if (pid < 0)
-        return fail("[ERROR] %s", strerror(errno));
+    if (must(pid, "fork") < 0)
+        return -1;
     if (!pid && (report = ends[1]))
         become_container(unpacked, here);
     close(ends[1]);
@@ -275,7 +276,6 @@ int slurm_spank_user_init(spank_t spank, int count, char **words)
         return 0;
     spank_get_item(spank, S_JOB_UID, &uid);
     spank_get_item(spank, S_JOB_GID, &gid);
-    spank_getenv(spank, "HOME", home, sizeof home);
     start_container();
     return 0; /* a failure is the tasks' to tell: from here srun would not hear of it */
 }

@@ -118,7 +118,8 @@ class PrivateSlurm:
         self.processes.start("munged", "munged", "--foreground", "--num-threads=2", "--origin=127.0.0.1", *files)
         self.processes.start_host(CONTROLLER)
         for node in self.nodes:
-            self.processes.start_host(node)
+            mounts = slurm_containers.enroot_settings(self.root / "enroot", node) if self.containers else {}
+            self.processes.start_host(node, mounts)
         self.processes.wait_for("munged", (munge / "socket").exists)
         if self.accounting:
             self._start_accounting()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,8 +19,12 @@ PROFILE = "export PROFILE=read\n"
 
 
 def pyxis() -> Path | None:
-    """Return this machine's own Pyxis, if it has one that works."""
-    found = [path for pattern in PYXIS for path in Path("/").glob(pattern)]
+    """Return this machine's own Pyxis, if it has one that works.
+
+    $PYXIS_PLUGIN names one that lies elsewhere, with options for it after a blank.
+    """
+    named = os.environ.get("PYXIS_PLUGIN", "").split()
+    found = [Path(named[0])] if named else [path for pattern in PYXIS for path in Path("/").glob(pattern)]
     return found[0] if found and shutil.which("enroot") else None
 
 
@@ -46,12 +51,35 @@ def reason() -> str:
 def plugstack(folder: Path) -> str:
     """Return what plugstack.conf must hold; the stand-in is compiled into `folder`, and mounts there."""
     if path := pyxis():
-        return f"required {path}\n"
+        (folder / "runtime").mkdir(parents=True)
+        options = os.environ.get("PYXIS_PLUGIN", "").split()[1:]
+        return f"required {path} runtime_path={folder}/runtime {' '.join(options)}\n"
     mounts = folder / "mounts"
     mounts.mkdir(parents=True)
     plugin = folder / "container_plugin.so"
     subprocess.run([*COMPILE, "-o", str(plugin), str(SOURCE)], check=True, timeout=120)
     return f"required {plugin} {mounts}\n"
+
+
+def enroot_settings(folder: Path, host: str) -> dict[Path, Path]:
+    """Return the file to be mounted over Enroot's settings on a host of the private Slurm, and where; none without.
+
+    The hosts share this machine's disk, and a step's containers have one name on all of them.
+    """
+    program = shutil.which("enroot") if pyxis() else None
+    if program is None:
+        return {}
+    named = re.search(r'^config::init "(.*)"$', Path(program).read_text(encoding="utf-8"), re.MULTILINE)
+    if named is None:
+        return {}
+    place = folder / host
+    place.mkdir(parents=True)
+    place.chmod(0o1777)  # each user makes a folder of their own in it
+    kinds = ("RUNTIME", "CACHE", "DATA")
+    lines = [f"ENROOT_{kind}_PATH {place}/$(id -u)/{kind.lower()}" for kind in kinds]
+    settings = place / "enroot.conf"
+    settings.write_text(Path(named[1]).read_text(encoding="utf-8") + "\n".join(lines) + "\n")
+    return {settings: Path(named[1])}
 
 
 def copy_program(name: str, root: Path) -> Path:
@@ -73,6 +101,7 @@ def build_small_image(folder: Path) -> Path:
     root = folder / "root"
     busybox = copy_program("busybox", root)
     listed = subprocess.run([str(busybox), "--list"], capture_output=True, text=True, timeout=30, check=True).stdout
+    (root / "root").mkdir()
     for applet in set(listed.split()) - {"busybox"}:
         (root / "bin" / applet).symlink_to("busybox")
     texts = {

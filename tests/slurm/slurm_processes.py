@@ -94,11 +94,14 @@ class Processes:
         known = {known: asdict(process) for known, process in self.known.items()}
         self.file.write_text(json.dumps(known, indent=1))
 
-    def start_host(self, name: str) -> None:
+    def start_host(self, name: str, mounts: Mapping[Path, Path] | None = None) -> None:
         """Start a host. Its mounts are its own: nothing that is mounted there is seen, or left, outside."""
-        script = 'hostname "$1" && mount --bind "$2" /etc/hosts && exec sleep infinity'
-        hosts = str(self.folder / "hosts")
-        self.start(name, "unshare", "--mount", "--uts", "sh", "-c", script, "sh", name, hosts, is_host=True)
+        script = (
+            'hostname "$1"; shift; while [ $# != 0 ]; do mount --bind "$1" "$2"; shift 2; done; exec sleep infinity'
+        )
+        pairs = {self.folder / "hosts": Path("/etc/hosts")} | dict(mounts or {})
+        words = [str(path) for pair in pairs.items() for path in pair]
+        self.start(name, "unshare", "--mount", "--uts", "sh", "-e", "-c", script, "sh", name, *words, is_host=True)
         command = Path(f"/proc/{self.known[name].pid}/comm")
         self.wait_for(name, lambda: command.read_text() == "sleep\n", 10)
 

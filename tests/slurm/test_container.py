@@ -6,6 +6,7 @@ True of Pyxis with Enroot, and of what stands in for it here: the head of the te
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -106,7 +107,10 @@ def test_steps_at_once_have_a_container_each(srun: Srun) -> None:
     script = "echo mine >>/file; sleep 1; cat /file"
     calls = [
         subprocess.Popen(
-            srun.command("--nodelist=n1", "sh", "-c", script), env=srun.slurm.env, stdout=subprocess.PIPE, text=True
+            srun.command("--nodelist=n1", "--container-writable", "sh", "-c", script),
+            env=srun.slurm.env,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(3)
     ]
@@ -180,12 +184,11 @@ def test_mounts_that_cannot_be(srun: Srun) -> None:
 
 
 def test_home_is_an_empty_folder_unless_it_is_asked_for(srun: Srun) -> None:
-    home = srun.folder / "home"
-    home.mkdir()
-    (home / "mine").touch()
-    assert srun("sh", "-c", "pwd; ls -A $HOME", HOME=str(home)) == [str(home)]
-    assert srun("--no-container-mount-home", "ls", "-A", str(home), HOME=str(home)) == []
-    assert srun("--container-mount-home", "ls", "-A", "/root", HOME=str(home)) == ["mine"]
+    """Whatever HOME says: it is where the node's list of users has it."""
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert srun("sh", "-c", "pwd; ls -A $HOME; echo $HOME", HOME="/elsewhere") == [home, home]
+    assert srun("--no-container-mount-home", "ls", "-A", home) == []
+    assert sorted(srun("--container-mount-home", "ls", "-A", home)) == sorted(os.listdir(home))
     assert srun.run("--container-mount-home", "--no-container-mount-home", "true").returncode != 0
 
 
@@ -211,8 +214,9 @@ def test_a_program_is_found_on_the_images_path(srun: Srun) -> None:
     assert srun("only-in-the-image") == ["found"]
 
 
-def test_the_root_can_be_read_only(srun: Srun) -> None:
-    done = srun.run("--container-readonly", "touch", "/etc/new")
+@pytest.mark.parametrize("option", [["--container-readonly"], []])
+def test_the_root_is_read_only(srun: Srun, option: list[str]) -> None:
+    done = srun.run(*option, "touch", "/etc/new")
     assert done.returncode == 1
     assert "Read-only file system" in done.stderr
     assert srun("--container-readonly", "sh", "-c", "touch /tmp/new /dev/shm && echo writable") == ["writable"]
@@ -230,10 +234,12 @@ def test_the_image_is_the_users_who_is_called_root_in_it(srun: Srun) -> None:
     data.mkdir(mode=0o777)
     data.chmod(0o777)
     script = "id -u; stat -c %u /etc/passwd; echo x >>/etc/passwd; touch /data/mine; cat /proc/self/uid_map"
-    lines = srun(f"--uid={NOBODY}", "--container-writable", f"--container-mounts={data}:/data", "sh", "-c", script)
+    options = (f"--uid={NOBODY}", "--container-writable", f"--container-mounts={data}:/data")
+    lines = srun(*options, "--container-remap-root", "sh", "-c", script)
     assert [line.split() for line in lines] == [["0"], ["0"], ["0", str(NOBODY), "1"]]
     assert (data / "mine").stat().st_uid == NOBODY
-    assert srun(f"--uid={NOBODY}", "--no-container-remap-root", "id", "-u") == [str(NOBODY)]
+    for option in (["--no-container-remap-root"], []):
+        assert srun(f"--uid={NOBODY}", *option, "id", "-u") == [str(NOBODY)]
 
 
 def test_root_in_a_container_is_not_root(srun: Srun) -> None:
@@ -249,7 +255,7 @@ def test_a_named_container_stays_on_its_node(srun: Srun) -> None:
     assert srun(*words, "cat", "/file", image="/no/such.sqsh") == ["written"]
     assert "No such file" in srun.fails("--nodelist=n1", "--container-name=kept", "true", image="/no/such.sqsh")
     done = srun.slurm.run("srun", "--container-name=other", "true", check=False)
-    assert 'a container with name "other" does not exist' in done.stderr
+    assert 'a container with name "pyxis_other" does not exist, and --container-image is not set' in done.stderr
 
 
 def end_by_cancel(slurm: PrivateSlurm, job: str) -> None:
