@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.config import Config
 from pipeline.files import read_json
 from pipeline.run import Run
+from pipeline.scoring import is_scored
 
 
 def is_complete(run: Run, config: Config, stage: str) -> bool:
@@ -34,9 +35,16 @@ def steps_to_evaluate(run: Run, config: Config) -> list[int]:
     return sorted(set(chosen))
 
 
+def awaits_evaluation(run: Run, config: Config, step: int) -> bool:
+    """Tell whether a checkpoint must stay because all are to be scored and this one is not yet."""
+    if "all" not in config.evaluate.checkpoints:
+        return False
+    return not all(is_scored(run, step, benchmark.name) for benchmark in config.evaluate.benchmarks)
+
+
 def _evaluate(run: Run, config: Config) -> bool:
     steps = steps_to_evaluate(run, config)
-    scored = all((run.scores(step) / "bits_per_byte.json").is_file() for step in steps)
+    scored = all(is_scored(run, step, benchmark.name) for step in steps for benchmark in config.evaluate.benchmarks)
     return _pretrain(run, config) and scored and isinstance(read_json(run.compressors), dict)
 
 

@@ -12,6 +12,7 @@ from pipeline.cluster import Cluster
 from pipeline.cluster_parts import Options
 from pipeline.config import Config
 from pipeline.config_errors import choices_of, example_of, range_of
+from pipeline.config_evaluate import GateRule
 from pipeline.config_hints import section_in
 from pipeline.config_tokenize import DataSource
 from pipeline.network import PROFILES
@@ -45,10 +46,10 @@ tags, anchors and aliases are mistakes. All mistakes of a file are shown at once
 `~user`, `$NAME` and `${NAME}` are filled in, and `$$` is a dollar sign; a variable that is not set is a mistake.
 
 **Changing an existing Run.** These keys may change: each `time`, `sbatch` and `srun`, `threads`, `runs_dir`,
-all of `preflight`, `pretrain.nodes`, `pretrain.nproc_per_node`, `pretrain.segments`, `pretrain.micro_batch_size`,
-`pretrain.log_interval`, `pretrain.save_interval`, `pretrain.keep_last`, `pretrain.keep_every`, what happens on
-divergence, spikes, hangs and stragglers (`pretrain.on_divergence` and all below it), and `pretrain.max_steps` upward.
-All others need a new `name`.
+all of `preflight`, all of `evaluate` but `stride` and `batch_size`, `pretrain.nodes`, `pretrain.nproc_per_node`,
+`pretrain.segments`, `pretrain.micro_batch_size`, `pretrain.log_interval`, `pretrain.save_interval`,
+`pretrain.keep_last`, `pretrain.keep_every`, what happens on divergence, spikes, hangs and stragglers
+(`pretrain.on_divergence` and all below it), and `pretrain.max_steps` upward. All others need a new `name`.
 """
 
 DATA = """
@@ -119,6 +120,15 @@ def _sections(model: type[BaseModel]) -> Iterator[str]:
         if section is not None:
             text = DATA if section is DataSource else f"\n{section.__doc__}\n"
             yield from _table(f"`{name}`" + (" in the cluster file" if model is Cluster else ""), section, text)
+            for key, item in _items(section):
+                yield from _table(f"`{name}.{key}`, each item", item, f"\n{item.__doc__}\n")
+
+
+def _items(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the keys of a section that hold lists of mappings, and what is in each."""
+    for key, field in section.model_fields.items():
+        if "list" in str(field.annotation) and (item := section_in(field.annotation)):
+            yield key, item
 
 
 def _table(title: str, section: type[BaseModel], text: str) -> Iterator[str]:
@@ -127,7 +137,7 @@ def _table(title: str, section: type[BaseModel], text: str) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, field in section.model_fields.items():
         inner = section_in(field.annotation)
-        if inner in (None, DataSource, Options):
+        if inner in (None, DataSource, Options) or "list" in str(field.annotation):
             cells = (f"`{name}`", _type(field), _default(field), field.description or "")
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
@@ -139,6 +149,8 @@ def _type(field: FieldInfo) -> str:
     text = str(annotation)
     if section_in(annotation) is Options:
         return "`sbatch` and `srun`"
+    if section_in(annotation) is GateRule:
+        return "list of mappings"
     if section_in(annotation):
         return "text, mapping or list"
     if "dict" in text:
@@ -162,6 +174,8 @@ def _default(field: FieldInfo) -> str:
         return "the submitting one"
     if isinstance(field.default, BaseModel):
         return "`{}`"
+    if isinstance(field.default, list) and section_in(field.annotation) is not DataSource:
+        return f"`[{', '.join(getattr(item, 'name', str(item)) for item in field.default)}]`"
     if isinstance(field.default, list | tuple):
         return f"`{example_of(field)}`"
     return f"`{dump_scalar(field.default)}`"

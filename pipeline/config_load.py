@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pipeline.checks import check
 from pipeline.config import Config
 from pipeline.config_errors import ConfigError, Mistake, dotted
+from pipeline.config_evaluate import EvaluateConfig
 from pipeline.config_hints import section_at
 from pipeline.config_paths import Problem, resolve_paths
 from pipeline.config_rules import RULES
@@ -140,6 +141,12 @@ FREE_KEYS = {"threads", "runs_dir"} | {
 }  # fmt: skip
 
 
+FREE_OF_EVALUATE = {f"evaluate.{key}" for key in EvaluateConfig.model_fields} - {
+    "evaluate.stride",
+    "evaluate.batch_size",
+}
+
+
 class Difference(NamedTuple):
     """A key that has another value than in the Run, and whether the Run can go on with it."""
 
@@ -162,7 +169,12 @@ def config_differences(old: Config, new: Config) -> list[Difference]:
 def _allowed(key: str, old: Any, new: Any) -> bool:
     if key == "pretrain.max_steps":  # downward, checkpoints would lie beyond the end
         return bool(new > old)
-    return key in FREE_KEYS or key.startswith("preflight.") or key.endswith((".time", ".sbatch", ".srun"))
+    return (
+        key in FREE_KEYS
+        or key in FREE_OF_EVALUATE
+        or key.startswith("preflight.")
+        or key.endswith((".time", ".sbatch", ".srun"))
+    )
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

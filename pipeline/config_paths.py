@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.config import Config
+from pipeline.config_evaluate import PYTHON_DOCS, BenchmarkSource
 from pipeline.config_tokenize import HUB, STDLIB, DataSource
 from pipeline.config_types import has_control_characters
 from pipeline.yaml12 import KeyPath, shown
@@ -49,8 +50,24 @@ def resolve_paths(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
     if tokenizer is not None:
         new = attempt(("tokenize", "tokenizer"), tokenizer, lambda text: find_file(text, folder))
         tokenize = tokenize.model_copy(update={"tokenizer": new})
+    benchmarks = [
+        old
+        if old.path in (None, PYTHON_DOCS)
+        else old.model_copy(
+            update={"path": attempt(("evaluate", "benchmarks", number, "path"), old.path, questions_of(old, folder))}
+        )
+        for number, old in enumerate(config.evaluate.benchmarks)
+    ]
+    evaluate = config.evaluate.model_copy(update={"benchmarks": benchmarks})
     runs_dir = attempt(("runs_dir",), config.runs_dir, expand)  # relative: the caller's matter
-    return config.model_copy(update={"data": data, "tokenize": tokenize, "runs_dir": runs_dir}), problems
+    changes = {"data": data, "tokenize": tokenize, "evaluate": evaluate, "runs_dir": runs_dir}
+    return config.model_copy(update=changes), problems
+
+
+def questions_of(benchmark: BenchmarkSource, folder: Path) -> Callable[[str], str]:
+    """Return how a Benchmark's path is found: a file of questions, or lm_eval's folder of task YAML."""
+    find = find_folder if benchmark.kind == "lm_eval" else find_file
+    return lambda text: find(text, folder)
 
 
 def expand(text: str) -> str:
@@ -142,6 +159,17 @@ def find_file(text: str, folder: Path) -> str:
         raise PathError(f"is not there: no file {path}; mend the path")
     if kind != "file":
         raise PathError("is a folder, and a file is needed; name a file in it")
+    return str(path)
+
+
+def find_folder(text: str, folder: Path) -> str:
+    """Return the absolute path of a folder that must be there."""
+    path = folder / expand(text)
+    kind = _look(path)
+    if kind is None:
+        raise PathError(f"is not there: no folder {path}; mend the path")
+    if kind != "folder":
+        raise PathError("is a file, and a folder is needed; name the one that it is in")
     return str(path)
 
 

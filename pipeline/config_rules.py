@@ -94,6 +94,14 @@ def _stride(config: Config) -> str | None:
     return f"stride {stride} is more than pretrain.sequence_length {length}; set stride to {length} or less"
 
 
+def _gate(config: Config) -> str | None:
+    names = [benchmark.name for benchmark in config.evaluate.benchmarks]
+    unknown = next((rule.benchmark for rule in config.evaluate.gate if rule.benchmark not in names), None)
+    if unknown is None:
+        return None
+    return f"a rule is about {unknown}, which is not scored; name one of {', '.join(names)}, or add it to benchmarks"
+
+
 def _top_k(config: Config) -> str | None:
     top_k, vocabulary = config.inference.top_k, config.tokenize.vocab_size
     if top_k is None or top_k <= vocabulary or config.tokenize.tokenizer is not None:  # that file has its own size
@@ -115,5 +123,6 @@ RULES: list[Rule[Config]] = [
     ),
     Rule(("inference.max_new_tokens", "pretrain.sequence_length"), _new_tokens),
     Rule(("evaluate.stride", "pretrain.sequence_length"), _stride),
+    Rule(("evaluate.gate", "evaluate.benchmarks"), _gate),
     Rule(("inference.top_k", "tokenize.vocab_size", "tokenize.tokenizer"), _top_k),
 ]

@@ -64,6 +64,7 @@ def data_folders(config: Config, run: Run) -> list[Path]:
     """List the folders outside the Run that its stages read: where documents and an existing tokenizer lie."""
     places = [source.path for source in config.data if source.path and source.path.startswith("/")]
     places += [config.tokenize.tokenizer] if config.tokenize.tokenizer else []
+    places += [b.path for b in config.evaluate.benchmarks if b.path and b.path.startswith("/")]
     folders: list[Path] = []
     for place in places:
         folder = _folder_of(place)

@@ -61,8 +61,8 @@ def is_alive(record: Record | None) -> bool:
 
 def current(path: Path) -> tuple[int, Record | None]:
     """Return the highest claim's number and record; None where nobody owns, 0 where nobody ever has."""
-    numbers = _claims(path)
-    claim = _claim(path, numbers[-1]) if numbers else path
+    numbers = claim_numbers(path)
+    claim = claim_path(path, numbers[-1]) if numbers else path
     try:
         record = json.loads(claim.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -79,11 +79,11 @@ def try_to_own(path: Path, **details: Any) -> Record | None:
     mine = this_process() | details | {"token": secrets.token_hex(8)}
     while True:
         number, holder = current(path)
-        if holder is not None and _is_mine(holder, os.getpid()):
+        if holder is not None and is_mine(holder, os.getpid()):
             return None
         if is_alive(holder) or _reserved_for_another(holder, details):
             return holder
-        if _link(path, number + 1, mine):
+        if link_claim(path, number + 1, mine):
             write_json(path, mine)
             return None
 
@@ -93,7 +93,7 @@ def take(path: Path, job_id: str, attempt: int) -> Record | None:
     reservation = {"host": None, "pid": None, "job_id": job_id, "attempt": attempt, "token": secrets.token_hex(8)}
     while True:
         number, holder = current(path)
-        if _link(path, number + 1, reservation):
+        if link_claim(path, number + 1, reservation):
             write_json(path, reservation)
             return holder
 
@@ -101,7 +101,7 @@ def take(path: Path, job_id: str, attempt: int) -> Record | None:
 def check_owner(path: Path) -> None:
     """Raise NotOwnerError unless this process owns `path` now."""
     _, holder = current(path)
-    if not _is_mine(holder, os.getpid()):
+    if not is_mine(holder, os.getpid()):
         raise NotOwnerError(f"{path}: now owned by {describe(holder)}; nothing more is written here")
 
 
@@ -114,10 +114,10 @@ def belongs_to(path: Path, job_id: str, attempt: int) -> bool:
 def disown(path: Path) -> None:
     """Give `path` up if this process owns it."""
     number, holder = current(path)
-    if _is_mine(holder, os.getpid()):
+    if is_mine(holder, os.getpid()):
         path.unlink(missing_ok=True)
         if number:  # the number stays: it must never be given out again
-            write_json(_claim(path, number), {"released": True})
+            write_json(claim_path(path, number), {"released": True})
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def describe(holder: Record | None) -> str:
     return f"process {holder['pid']} on {holder.get('host')}"
 
 
-def _is_mine(holder: Record | None, pid: int) -> bool:
+def is_mine(holder: Record | None, pid: int) -> bool:
     me = {"host": socket.gethostname(), "pid": pid, "started": process_start(pid)}
     return holder is not None and all(holder.get(key) == value for key, value in me.items())
 
@@ -154,11 +154,11 @@ def _reserved_for_another(holder: Record | None, details: Record) -> bool:
     return any(holder.get(key) != details.get(key) for key in ("job_id", "attempt"))
 
 
-def _claim(path: Path, number: int) -> Path:
+def claim_path(path: Path, number: int) -> Path:
     return path.with_name(f".{path.name}.{number:06d}")
 
 
-def _claims(path: Path) -> list[int]:
+def claim_numbers(path: Path) -> list[int]:
     """List the numbers of all claims, ascending. On NFS a folder's listing is fresh after a link() of one's own."""
     prefix = f".{path.name}."
     names = (entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else ()
@@ -166,12 +166,12 @@ def _claims(path: Path) -> list[int]:
     return sorted(int(end) for end in ends if end.isdigit())
 
 
-def _link(path: Path, number: int, record: Record) -> bool:
+def link_claim(path: Path, number: int, record: Record) -> bool:
     """Make claim `number`, whole from its first moment on; False if someone else has this number or a higher one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{record['token']}.tmp")
     write_json(draft, record)
-    claim = _claim(path, number)
+    claim = claim_path(path, number)
     try:
         os.link(draft, claim)
     except FileExistsError:
@@ -179,12 +179,12 @@ def _link(path: Path, number: int, record: Record) -> bool:
     finally:
         draft.unlink(missing_ok=True)
     # Whoever looked long ago may link a number that was used and cleared away since: then a higher one is there.
-    numbers = _claims(path)
+    numbers = claim_numbers(path)
     if numbers[-1] != number:
         claim.unlink(missing_ok=True)
         return False
     for old in numbers[:-1]:
-        _claim(path, old).unlink(missing_ok=True)
+        claim_path(path, old).unlink(missing_ok=True)
     fsync_folder(path.parent)
     return True
 

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from pipeline.config import Config
+from pipeline.config_evaluate import PYTHON_DOCS
 from pipeline.config_paths import PathError, Problem, expand, find_dataset, is_hub_name, refuse_other_sources
 from pipeline.config_tokenize import STDLIB, DataSource
 from pipeline.errors import NotReadyError
@@ -68,8 +69,17 @@ def resolve_there(config: Config, slurm: Slurm) -> tuple[Config, list[Problem]]:
     if tokenize.tokenizer is not None:
         path = to_look_at(("tokenize", "tokenizer"), tokenize.tokenizer, "file")
         tokenize = tokenize.model_copy(update={"tokenizer": path})
+    benchmarks = []
+    for number, old in enumerate(config.evaluate.benchmarks):
+        if old.path not in (None, PYTHON_DOCS):
+            kind = "folder" if old.kind == "lm_eval" else "file"
+            key = ("evaluate", "benchmarks", number, "path")
+            old = old.model_copy(update={"path": to_look_at(key, old.path, kind)})
+        benchmarks.append(old)
+    evaluate = config.evaluate.model_copy(update={"benchmarks": benchmarks})
     problems += _problems(paths, slurm)
-    return config.model_copy(update={"data": data, "tokenize": tokenize, "runs_dir": runs_dir}), problems
+    changes = {"data": data, "tokenize": tokenize, "evaluate": evaluate, "runs_dir": runs_dir}
+    return config.model_copy(update=changes), problems
 
 
 def _absolute(text: str) -> str:

@@ -19,7 +19,7 @@ from pipeline.records import (
     seconds_in_steps,
     text_of,
 )
-from pipeline.report_charts import Chart, plotly_source, score_chart, scripts, training_charts
+from pipeline.report_charts import Chart, plotly_source, score_charts, scripts, training_charts
 from pipeline.run import Run
 from pipeline.status import read_status
 from pipeline.units import moment
@@ -44,7 +44,7 @@ def render(run: Run) -> str:
     """Return the report as HTML."""
     status, record, metrics = read_status(run), read_record(run.record), read_metrics(run)
     index, verdicts = read_record(run.index), read_verdicts(run)
-    curves, over_steps = training_charts(metrics), score_chart(status.scores, status.compressors)
+    curves, over_steps = training_charts(metrics), score_charts(status.scores, status.compressors)
     drawn = plotly_source() is not None
     sections: list[Section] = [
         ("Scores", parts.scores(status, over_steps if drawn else [])),

@@ -37,17 +37,21 @@ def training_charts(metrics: list[Record]) -> list[Chart]:
     return [chart for chart in charts if chart["curves"]]
 
 
-def score_chart(scores: list[Score], compressors: dict[str, float]) -> list[Chart]:
-    """Return bits per byte over steps with a line for each compressor, once there are two checkpoints to join."""
-    points = [score for score in scores if score.benchmark == "bits_per_byte"]
-    if len(points) < 2:
-        return []
-    curve = _curve([score.step for score in points], [score.score for score in points], "bits/byte", "accent")
-    levels = [{"name": name, "y": value} for name, value in compressors.items()]
-    chart = _frame(
-        "chart-scores", "Over the training", "bits per byte; fewer is better", [curve | {"marks": True}], wide=True
-    )
-    return [chart | {"levels": levels, "zero": True, "linear": True}]
+def score_charts(scores: list[Score], compressors: dict[str, float]) -> list[Chart]:
+    """Return each Benchmark over steps, once there are two checkpoints to join; compressors beside bits per byte."""
+    charts = []
+    for name in dict.fromkeys(score.benchmark for score in scores):
+        points = [score for score in scores if score.benchmark == name]
+        if len(points) < 2:
+            continue
+        in_bits = name == "bits_per_byte"
+        unit, color = points[0].unit, "accent" if in_bits else "second"
+        title, told = ("Over the training", "bits per byte; fewer is better") if in_bits else (name, unit)
+        curve = _curve([score.step for score in points], [score.score for score in points], unit, color)
+        levels = [{"name": other, "y": value} for other, value in compressors.items()] if in_bits else []
+        chart = _frame(f"chart-score-{name}", title, told, [curve | {"marks": True}], wide=in_bits)
+        charts.append(chart | {"levels": levels, "zero": True, "linear": True})
+    return charts
 
 
 def figure(chart: Chart) -> Html:

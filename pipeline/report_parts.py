@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.markup import Html, details, join, table, tag
 from pipeline.records import Record, Sample, number, whole
 from pipeline.report_charts import Chart, figure, thinned
+from pipeline.score_table import make_table
 from pipeline.status import SUCCESS, Status
 from pipeline.status_view import beats, compared
 from pipeline.units import duration, moment, short, size
@@ -116,20 +117,36 @@ def scores(status: Status, charts: list[Chart]) -> Html:
     """Return bits per byte beside the compressors as bars, then all Scores in a table."""
     if not status.scores and not status.compressors:
         return Html("")
-    rows = [
-        (f"{score.step:,}", score.benchmark, f"{score.score:.4f}", score.unit, *_score_details(score.details))
-        for score in status.scores
-    ]
-    titles = ("step", "benchmark", "score", "unit", "perplexity per token", "tokens", "bytes", "seconds")
-    listed = [table(titles, rows, numbers=(0, 2, 4, 5, 6, 7))] if rows else []
+    listed = [_score_table(status), _score_details(status)] if status.scores else []
     return join([_bars(status), *[figure(chart) for chart in charts], *listed])
 
 
-def _score_details(record: Record) -> Iterable[str]:
-    perplexity, seconds = number(record.get("perplexity_per_token")), number(record.get("seconds"))
+def _score_table(status: Status) -> Html:
+    """Return steps x Benchmarks, each Score with its standard error."""
+    found = make_table(status.scores)
+    names = [f"{name.replace('_', ' ')} ({unit})" for name, unit in zip(found.benchmarks, found.units, strict=True)]
+    rows = [
+        (f"{step:,}", *[str(cell) if cell else "" for cell in cells], "newest" if step == found.newest else "")
+        for step, cells in found.rows
+    ]
+    return table(("step", *names, "* best"), rows, numbers=range(len(names) + 1))
+
+
+def _score_details(status: Status) -> Html:
+    """Return what each Score was divided by, and what it took."""
+    rows = [(f"{score.step:,}", score.benchmark, *_detail_cells(score.details)) for score in status.scores]
+    titles = ("step", "benchmark", "nll per token", "perplexity per token", "tokens", "bytes", "questions", "seconds")
+    note = "Numbers per token compare models of one tokenizer only; those per byte compare any."
+    return details("Scores in detail", tag("p", note, class_="note"), table(titles, rows, numbers=(0, *range(2, 8))))
+
+
+def _detail_cells(record: Record) -> Iterable[str]:
+    nll, perplexity = number(record.get("nll_per_token")), number(record.get("perplexity_per_token"))
+    yield f"{nll:.4f}" if nll is not None else ""
     yield f"{perplexity:,.2f}" if perplexity is not None else ""
-    for key in ("tokens", "bytes"):
+    for key in ("tokens", "bytes", "questions"):
         yield f"{value:,}" if (value := whole(record.get(key))) is not None else ""
+    seconds = number(record.get("seconds"))
     yield f"{seconds:.1f}" if seconds is not None else ""
 
 

@@ -99,6 +99,18 @@ class Run:
     def scores(self, step: int) -> Path:
         return self.root / "scores" / step_name(step)
 
+    def score(self, step: int, benchmark: str) -> Path:
+        """The Score of one Benchmark, when all of its Units are there."""
+        return self.scores(step) / f"{benchmark}.json"
+
+    def slices(self, step: int, benchmark: str) -> Path:
+        """The folder of a Benchmark's Units: how it is cut, results, claims."""
+        return self.scores(step) / f"{benchmark}.d"
+
+    @property
+    def score_table(self) -> Path:
+        return self.root / "scores.csv"
+
     @property
     def compressors(self) -> Path:
         """Bits per byte of gzip, bzip2 and xz on the validation text; no step, so beside them."""

@@ -11,10 +11,12 @@ from rich.text import Text
 
 from pipeline.goodput import KINDS
 from pipeline.hints import command, shown
+from pipeline.score_table import make_table
 from pipeline.slurm_states import lacks_nodes
 from pipeline.status import JobStatus, Status
 from pipeline.units import duration, short
 
+MOST_SCORES = 12  # steps in the table of Scores
 FEWEST_TOGETHER = 4  # Segments that are shown as one line
 STYLES = {
     "planned": "dim",
@@ -188,10 +190,23 @@ def _print_time(status: Status, console: Console) -> None:
 
 
 def _print_scores(status: Status, console: Console) -> None:
-    comparison = beats(status)
-    newest = [score for score in status.scores if score.benchmark == "bits_per_byte"][-1:]
-    for score in status.scores:
-        text = f"step {score.step:,}  {score.score:.3f} {score.unit}"
-        if comparison and score in newest:
-            text += f"  ({comparison[1]} {comparison[2]:.3f}: {compared(*comparison)})"
-        _line(console, "score", text)
+    """Print steps x Scores with their errors; the first, the best and the newest where there are many steps."""
+    if not status.scores:
+        return
+    found = make_table(status.scores)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("score (* best)", justify="right")
+    for name, unit in zip(found.benchmarks, found.units, strict=True):
+        table.add_column(f"{name.replace('_', ' ')}" + (f", {unit}" if unit != "bits/byte" else ""), justify="right")
+    table.add_column("")
+    rows = found.rows
+    if len(rows) > MOST_SCORES:
+        rows = [row for row in rows[:-MOST_SCORES] if row == rows[0] or any(c and c.best for c in row[1])]
+        rows += found.rows[-MOST_SCORES + len(rows) :]
+    for step, cells in rows:
+        texts = [Text(str(cell) if cell else "", "bold" if cell and cell.best else "") for cell in cells]
+        table.add_row(f"step {step:,}", *texts, Text("newest" if step == found.newest else "", "dim"))
+    console.print(table)
+    if comparison := beats(status):
+        _line(console, "", f"{comparison[1]} {comparison[2]:.3f}: {compared(*comparison)}")
+    console.print()

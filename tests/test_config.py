@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pipeline.config import Config
 from pipeline.config_docs import config_reference, config_schema
 from pipeline.config_errors import WORDS, ConfigError, choices_of
-from pipeline.config_evaluate import EvaluateConfig
+from pipeline.config_evaluate import BITS_PER_BYTE, BenchmarkSource, EvaluateConfig, GateRule
 from pipeline.config_hints import ELSEWHERE, section_in
 from pipeline.config_inference import InferenceConfig
 from pipeline.config_load import config_differences, dump_config, load_config, load_run_config
@@ -577,6 +577,12 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True) | st.s
 SOURCES = st.builds(DataSource, path=LINES, split=LINES, text_field=LINES) | st.builds(
     DataSource, dataset=LINES, config=st.none() | LINES
 )
+QUESTIONS = st.just(BenchmarkSource(name=BITS_PER_BYTE, kind="bits_per_byte")) | st.builds(
+    BenchmarkSource,
+    name=NAMES.filter(lambda name: name != BITS_PER_BYTE),
+    kind=st.sampled_from(["multiple_choice", "cloze", "lm_eval"]),
+    path=LINES,
+)
 TIMES = st.integers(1, 10**6).map(str)
 CONFIGS = sections(
     Config,
@@ -586,7 +592,12 @@ CONFIGS = sections(
     tokenize=sections(TokenizeConfig, time=TIMES),
     model=sections(ModelConfig),
     pretrain=sections(PretrainConfig, time=TIMES),
-    evaluate=sections(EvaluateConfig, time=TIMES),
+    evaluate=sections(
+        EvaluateConfig,
+        time=TIMES,
+        benchmarks=st.lists(QUESTIONS, min_size=1, max_size=3, unique_by=lambda benchmark: benchmark.name),
+        gate=st.lists(st.builds(GateRule, benchmark=NAMES, below=st.floats(-9, 9)), max_size=2),
+    ),
     inference=sections(InferenceConfig, time=TIMES, prompts=st.lists(TEXTS, min_size=1, max_size=4)),
 )
 

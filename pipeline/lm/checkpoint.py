@@ -121,8 +121,14 @@ def _plain(name: str) -> str:
     return name
 
 
-def remove_old(folder: Path, keep_last: int, *, keep_every: int | None = None) -> list[int]:
-    """Delete all checkpoints but the first, the newest `keep_last`, every `keep_every`-th step and the pinned.
+def remove_old(
+    folder: Path,
+    keep_last: int,
+    *,
+    keep_every: int | None = None,
+    wanted: Callable[[int], bool] = lambda step: False,
+) -> list[int]:
+    """Delete all checkpoints but the first, the newest `keep_last`, every `keep_every`-th, pinned and `wanted` ones.
 
     Only what is complete and has its size counts as one of the newest, so that nothing goes before its successor is
     there. Return the steps deleted.
@@ -131,7 +137,9 @@ def remove_old(folder: Path, keep_last: int, *, keep_every: int | None = None) -
     old = [
         step
         for step in steps[1:-keep_last]
-        if not (keep_every and step % keep_every == 0) and not (folder / step_name(step) / PINNED).exists()
+        if not (keep_every and step % keep_every == 0)
+        and not (folder / step_name(step) / PINNED).exists()
+        and not wanted(step)
     ]
     for step in old:
         # Renamed first, so that a reader sees the whole folder or none; one that has files open can read on.

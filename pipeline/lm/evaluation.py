@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,22 +12,20 @@ from numpy.typing import NDArray
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.model import IGNORE_INDEX, Transformer
 
+Values = dict[str, list[float]]
+Poll = Callable[[], None]
 
-@dataclass(frozen=True)
-class Likelihood:
-    """The negative log-likelihood of a text, in nats, with what it may be divided by."""
 
-    nll: float
-    tokens: int
-    bytes: int
+class Task(Protocol):
+    """A Benchmark made ready: what is in a batch depends on Config and data alone, never on who scores it."""
 
-    @property
-    def bits_per_byte(self) -> float:
-        return self.nll / math.log(2) / self.bytes
+    batches: int
+    settings: dict[str, Any]  # all that changes its numbers beside checkpoint and tokenizer
+    about: dict[str, Any]  # what the Score says beside its numbers
 
-    @property
-    def perplexity_per_token(self) -> float:
-        return math.exp(self.nll / self.tokens)
+    def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:
+        """Return the numbers of these batches, in their order. `poll` is asked between batches and may raise."""
+        ...
 
 
 def windows(length: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -43,39 +40,42 @@ def windows(length: int, size: int, stride: int) -> Iterator[tuple[int, int, int
         scored = end
 
 
-@torch.inference_mode()
-def likelihood(
-    model: Transformer,
-    hardware: Hardware,
-    ids: NDArray[np.int64],
-    text_bytes: int,
-    *,
-    bos: int,
-    stride: int,
-    batch_size: int,
-    progress: Callable[[float], None] = lambda share: None,
-) -> Likelihood:
-    """Score ids (N,), the documents of a text one after another, each token with at least size - stride before it.
+class TextTask:
+    """The likelihood of a text: ids (N,), its documents one after another, each token with `size - stride` before it.
 
     The text's first token is predicted from `bos`. `text_bytes` is the text's length in UTF-8 bytes, without the
     end-of-document tokens; their likelihood counts, since a model that cannot tell where documents end is worse.
     """
-    size = model.max_sequence_length
-    inputs = np.concatenate(([bos], ids[:-1]))
-    spans = list(windows(len(ids), size, stride))
-    total = 0.0
-    for first in range(0, len(spans), batch_size):
-        x = np.zeros((min(batch_size, len(spans) - first), size), dtype=np.int64)
-        y = np.full_like(x, IGNORE_INDEX)
-        for row, (start, scored, end) in enumerate(spans[first : first + batch_size]):
-            x[row, : end - start] = inputs[start:end]  # the padding lies behind, where causal attention never looks
-            y[row, scored - start : end - start] = ids[scored:end]
-        with hardware.autocast():
-            nll = model(_to(x, hardware), _to(y, hardware), reduction="none")
-        total += nll.double().sum().item()
-        progress(min(1.0, (first + batch_size) / len(spans)))
-    return Likelihood(total, len(ids), text_bytes)
+
+    def __init__(
+        self, ids: NDArray[np.int64], text_bytes: int, *, bos: int, size: int, stride: int, batch_size: int
+    ) -> None:
+        self.ids, self.size, self.batch_size = ids, size, batch_size
+        self.inputs = np.concatenate(([bos], ids[:-1]))
+        self.spans = list(windows(len(ids), size, stride))
+        self.batches = -(-len(self.spans) // batch_size)
+        self.settings = {"size": size, "stride": stride, "batch_size": batch_size, "tokens": len(ids)}
+        self.about = {"bytes": text_bytes}
+
+    @torch.inference_mode()
+    def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:
+        """Return the negative log-likelihood in nats ("nll") and the number of targets ("tokens") of each batch."""
+        values: Values = {"nll": [], "tokens": []}
+        for batch in batches:
+            spans = self.spans[batch * self.batch_size : (batch + 1) * self.batch_size]
+            x = np.zeros((len(spans), self.size), dtype=np.int64)
+            y = np.full_like(x, IGNORE_INDEX)
+            for row, (start, scored, end) in enumerate(spans):
+                x[row, : end - start] = self.inputs[start:end]  # padding lies behind: causal attention never looks
+                y[row, scored - start : end - start] = self.ids[scored:end]
+            with hardware.autocast():
+                nll = model(to(x, hardware), to(y, hardware), reduction="none")
+            values["nll"].append(nll.double().sum().item())
+            values["tokens"].append(sum(end - scored for _, scored, end in spans))
+            poll()
+        return values
 
 
-def _to(array: NDArray[np.int64], hardware: Hardware) -> torch.Tensor:
+def to(array: NDArray[np.int64], hardware: Hardware) -> torch.Tensor:
+    """Return an array as a tensor where the model is."""
     return torch.from_numpy(array).to(hardware.device)

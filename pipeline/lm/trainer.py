@@ -48,6 +48,7 @@ class Files:
     stop_reason: Callable[[], str | None]  # why to end now, or None; asked on every rank before each step
     save_wanted: Callable[[], bool] = lambda: False  # asked on rank 0 before each step
     save_done: Callable[[], None] = lambda: None  # called on rank 0 when what was wanted is on disk
+    wanted: Callable[[int], bool] = lambda step: False  # whether a step's checkpoint is still to be read by others
     fence: Callable[[], None] = lambda: None  # raises where another process has taken this Run over
     ledger: Ledger = field(default_factory=lambda: Ledger(time.time(), lambda account: None))
     watchdog: Watchdog | None = None
@@ -241,7 +242,7 @@ class Trainer:
         stall, seconds = round(saved.stall_seconds, 3), round(saved.seconds, 3)
         self.files.event("save", step=saved.step, seconds=seconds, stall_seconds=stall, bytes=saved.bytes)
         pretrain = self.config.pretrain
-        remove_old(self.files.checkpoints, pretrain.keep_last, keep_every=pretrain.keep_every)
+        remove_old(self.files.checkpoints, pretrain.keep_last, keep_every=pretrain.keep_every, wanted=self.files.wanted)
 
     def resume(self) -> bool:
         """Load the newest whole checkpoint and cut metrics.jsonl back to it; False if there is none yet."""

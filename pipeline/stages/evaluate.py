@@ -1,4 +1,4 @@
-"""Score checkpoints of a Run on its validation text, beside what compressors reach on the same bytes."""
+"""Score checkpoints of a Run, Unit by Unit, in the time that there is; beside other Jobs that do the same."""
 
 from __future__ import annotations
 
@@ -7,81 +7,213 @@ from pipeline.stages import early  # noqa: F401 - first: signals are taken while
 # isort: split
 import sys
 import time
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from pipeline.claims import Claimant, release
 from pipeline.complete import steps_to_evaluate
 from pipeline.compressors import bits_per_byte
 from pipeline.config import Config
-from pipeline.errors import NotReadyError
+from pipeline.config_evaluate import PYTHON_DOCS, BenchmarkSource
+from pipeline.errors import NotReadyError, UserError
 from pipeline.files import read_json, write_json
+from pipeline.gate import apply_gate
 from pipeline.lm.batches import ValidationText, validation_text
 from pipeline.lm.checkpoint import load_weights
-from pipeline.lm.evaluation import likelihood
+from pipeline.lm.evaluation import Task, TextTask
 from pipeline.lm.hardware import Hardware, choose_hardware, start_ranks
 from pipeline.lm.model import Transformer
+from pipeline.lm.questions import Question, QuestionTask, read_questions
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
+from pipeline.python_docs import questions as python_docs
+from pipeline.records import number, read_record
 from pipeline.run import Run
+from pipeline.score_table import write_table
+from pipeline.scoring import (
+    Cut,
+    Unit,
+    batches_per_unit,
+    is_scored,
+    key_of,
+    manifest_hash,
+    merge,
+    seconds_per_batch,
+    settle_cut,
+    units_of,
+)
 from pipeline.stages.main import Attempt, poll, run_stage
 
-BENCHMARK = "bits_per_byte"
+LEAVE_SECONDS = 15.0  # before the end of the Job: to merge, to leave a verdict, to hand on what is left
+CAUTION = 1.2  # a Unit may take that much longer than those before it
 
 
 def evaluate(run: Run, config: Config, attempt: Attempt) -> int:
-    """Write what is missing of scores/; return the last step scored."""
+    """Write what is missing of scores/ as far as the time allows; return the newest step that is asked for."""
     steps = steps_to_evaluate(run, config)
     if not steps:
         raise NotReadyError(f"{run.checkpoints}: no checkpoint to evaluate yet; pretrain writes the first one")
-    hardware = choose_hardware(config, (read_json(run.record) or {}).get("hardware"))
-    start_ranks(hardware)
-    tokenizer = Tokenizer(run.tokenizer)
-    text = validation_text(TokenShards(run.data, "validation"), tokenizer)
-    if not run.compressors.is_file():
-        write_json(run.compressors, {"bytes": len(text.text), "bits_per_byte": bits_per_byte(text.text)})
+    evaluation = Evaluation(run, config, attempt)
+    evaluation.score_compressors()
     for step in steps:
-        path = run.scores(step) / f"{BENCHMARK}.json"
-        if path.is_file():
-            print(f"step {step}: scored already")
-            continue
-        score = _score(run, config, hardware, tokenizer, text, step, attempt)
-        write_json(path, score)
-        print(f"step {step}: {score['score']:.4f} bits per byte in {score['seconds']:.1f} s")
+        for benchmark in config.evaluate.benchmarks:
+            if is_scored(run, step, benchmark.name):
+                print(f"step {step}: {benchmark.name} is scored already")
+                continue
+            try:
+                in_time = evaluation.score(step, benchmark)
+            except NotReadyError as error:  # retention was faster
+                if run.checkpoint(step).is_dir():
+                    raise
+                print(f"step {step}: {error}")
+                break
+            if not in_time:
+                print(f"leaves in time: {evaluation.seconds_left():.0f} s are left, too few for another Unit")
+                return steps[-1]
     return steps[-1]
 
 
-def _score(
-    run: Run,
-    config: Config,
-    hardware: Hardware,
-    tokenizer: Tokenizer,
-    text: ValidationText,
-    step: int,
-    attempt: Attempt,
-) -> dict[str, Any]:
-    """Return the record of one checkpoint's bits per byte."""
-    started = time.monotonic()
-    model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
-    load_weights(run.checkpoint(step), model)
-    model.to(hardware.device).eval()
-    result = likelihood(
-        model, hardware, text.ids, text.bytes, bos=tokenizer.eos_id, batch_size=config.evaluate.batch_size,
-        stride=config.evaluate.stride or config.pretrain.sequence_length // 2,
-        progress=lambda share: poll(run, attempt),
-    )  # fmt: skip
-    return {
-        "benchmark": BENCHMARK,
-        "score": result.bits_per_byte,
-        "unit": "bits/byte",
-        "step": step,
-        "nll": result.nll,
-        "tokens": result.tokens,
-        "bytes": result.bytes,
-        "perplexity_per_token": result.perplexity_per_token,
-        "checkpoint": run.checkpoint(step).name,
-        "tokenizer": tokenizer.fingerprint,
-        "seconds": time.monotonic() - started,
-    }
+class Evaluation:
+    """What one attempt needs to score Units, each part made when it is first needed."""
+
+    def __init__(self, run: Run, config: Config, attempt: Attempt) -> None:
+        self.run, self.config, self.attempt = run, config, attempt
+        beginning = read_record(run.beginning(attempt.job_id, attempt.number))
+        dead = beginning.get("dead")
+        self.claimant = Claimant(attempt.job_id, attempt.number, frozenset(dead) if isinstance(dead, list) else None)
+        self.deadline = number(beginning.get("deadline"))  # unix s; None: no end is known
+        self._tasks: dict[str, Task] = {}
+        self._speeds: dict[str, float | None] = {}
+        self._loaded: tuple[int, Transformer] | None = None
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        hardware = choose_hardware(self.config, (read_json(self.run.record) or {}).get("hardware"))
+        start_ranks(hardware)
+        return hardware
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.run.tokenizer)
+
+    @cached_property
+    def text(self) -> ValidationText:
+        return validation_text(TokenShards(self.run.data, "validation"), self.tokenizer)
+
+    def score_compressors(self) -> None:
+        """Write what general compressors need for the validation text, once."""
+        if not self.run.compressors.is_file():
+            record = {"bytes": len(self.text.text), "bits_per_byte": bits_per_byte(self.text.text)}
+            write_json(self.run.compressors, record)
+
+    def score(self, step: int, benchmark: BenchmarkSource) -> bool:
+        """Work off the Units of one Benchmark of one checkpoint; return False where the time is up before its end."""
+        name = benchmark.name
+        checkpoint = manifest_hash(self.run, step)
+        task, tokenizer = self._task(benchmark), self.tokenizer.fingerprint
+        about = {"checkpoint": self.run.checkpoint(step).name, "checkpoint_sha256": checkpoint, "tokenizer": tokenizer}
+        key = key_of(checkpoint, tokenizer, {"kind": benchmark.kind} | task.settings)
+        per_unit = batches_per_unit(self.config, task.batches, self._seconds_per_batch(name))
+        wanted = Cut(key, task.batches, per_unit, about | task.about)
+        cut = settle_cut(self.run, step, name, wanted)
+        for unit in units_of(self.run, step, name, cut):
+            if unit.result() is not None:
+                continue
+            if unit.path.exists():
+                print(f"{unit.path}: torn, or of other weights or settings; it is made again")
+            if not self._fits(unit):
+                return False
+            self._work_off(unit, task)
+        self._merge(step, benchmark, cut)
+        return True
+
+    def seconds_left(self) -> float:
+        """Return the seconds until this attempt has to leave."""
+        return float("inf") if self.deadline is None else self.deadline - time.time() - LEAVE_SECONDS
+
+    def _fits(self, unit: Unit) -> bool:
+        per_batch = self._seconds_per_batch(unit.benchmark)
+        expected = len(unit.batches) * per_batch if per_batch else self.config.evaluate.unit_seconds
+        return CAUTION * expected < self.seconds_left()
+
+    def _seconds_per_batch(self, benchmark: str) -> float | None:
+        if benchmark not in self._speeds:
+            self._speeds[benchmark] = seconds_per_batch(self.run, self.config, benchmark)
+        return self._speeds[benchmark]
+
+    def _work_off(self, unit: Unit, task: Task) -> None:
+        """Score a Unit, unless someone else is at it."""
+        if not self.claimant.claim(unit.claim):
+            return
+        if unit.result() is not None:  # it was finished, and its claim taken away, since we looked
+            release(unit.claim)
+            return
+        try:
+            model = self._model(unit.step)
+            started = time.monotonic()
+            values = task.score(model, self.hardware, unit.batches, lambda: poll(self.run, self.attempt))
+            seconds = time.monotonic() - started
+            unit.write(values, seconds, job_id=self.attempt.job_id, attempt=self.attempt.number, time=time.time())
+        except BaseException:
+            self.claimant.give_back(unit.claim)
+            raise
+        release(unit.claim)
+        self._speeds[unit.benchmark] = seconds / len(unit.batches)
+
+    def _merge(self, step: int, benchmark: BenchmarkSource, cut: Cut) -> None:
+        """Write the Score where all Units are there, and look whether it sets something off."""
+        record = merge(self.run, step, benchmark.name, benchmark.kind, cut)
+        if record is None:
+            print(f"step {step}: other Jobs work on the rest of {benchmark.name}")
+            return
+        write_json(self.run.score(step, benchmark.name), record)
+        error = f" ± {record['error']:.4f}" if record.get("error") else ""
+        print(
+            f"step {step}: {benchmark.name} {record['score']:.4f}{error} {record['unit']} in {record['seconds']:.1f} s"
+        )
+        write_table(self.run)
+        apply_gate(self.run, self.config, step, benchmark.name)
+
+    def _model(self, step: int) -> Transformer:
+        """Return the model of a step; the last one is kept."""
+        if self._loaded is None or self._loaded[0] != step:
+            config = self.config
+            model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
+            load_weights(self.run.checkpoint(step), model)
+            self._loaded = step, model.to(self.hardware.device).eval()
+        return self._loaded[1]
+
+    def _task(self, benchmark: BenchmarkSource) -> Task:
+        """Return a Benchmark made ready; it is the same for all checkpoints."""
+        if benchmark.name not in self._tasks:
+            self._tasks[benchmark.name] = self._make_task(benchmark)
+        return self._tasks[benchmark.name]
+
+    def _make_task(self, benchmark: BenchmarkSource) -> Task:
+        size, batch_size = self.config.pretrain.sequence_length, self.config.evaluate.batch_size
+        if benchmark.kind == "bits_per_byte":
+            return TextTask(
+                self.text.ids, self.text.bytes, bos=self.tokenizer.eos_id, size=size,
+                stride=self.config.evaluate.stride or size // 2, batch_size=batch_size,
+            )  # fmt: skip
+        return QuestionTask(_questions(benchmark), benchmark.kind, self.tokenizer, size=size, batch_size=batch_size)
+
+
+def _questions(benchmark: BenchmarkSource) -> list[Question]:
+    """Read a Benchmark's questions, or make those about Python."""
+    if benchmark.path != PYTHON_DOCS:
+        return read_questions(Path(str(benchmark.path)), benchmark.kind)
+    try:
+        made: list[dict[str, Any]] = python_docs()
+    except ImportError as error:
+        raise UserError(
+            f"evaluate.benchmarks: {PYTHON_DOCS}: this Python has no documentation in it: {error}"
+        ) from error
+    if benchmark.kind == "cloze":
+        return [Question(record["context"], (record["choices"][record["answer"]],), 0) for record in made]
+    return [Question(record["context"], tuple(record["choices"]), record["answer"]) for record in made]
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("evaluate", evaluate))
+    sys.exit(run_stage("evaluate", evaluate, owns=False))

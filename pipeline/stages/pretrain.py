@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipeline.complete import awaits_evaluation
 from pipeline.config import Config
 from pipeline.files import read_json, read_lines, write_json
 from pipeline.lm.batches import Batches
@@ -58,7 +59,7 @@ def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
 def _train(run: Run, config: Config, attempt: Attempt, hardware: Hardware, watchdog: Watchdog) -> Outcome:
     shards = TokenShards(run.data, "train")
     batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
-    files = _files(run, attempt, watchdog)
+    files = _files(run, config, attempt, watchdog)
     if attempt.rank == 0:
         files.ledger.write(now=True)  # from here on its time is accounted for, however it ends
     trainer = Trainer(config, hardware, batches, files, {"tokenizer": shards.tokenizer_fingerprint})
@@ -122,7 +123,7 @@ def _event(run: Run, attempt: Attempt) -> Callable[..., None]:
     return event
 
 
-def _files(run: Run, attempt: Attempt, watchdog: Watchdog) -> Files:
+def _files(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog) -> Files:
     def write_ledger(account: dict[str, Any]) -> None:
         fence(run, attempt)
         about = {"job_id": attempt.job_id, "attempt": attempt.number, "host": socket.gethostname()}
@@ -135,6 +136,7 @@ def _files(run: Run, attempt: Attempt, watchdog: Watchdog) -> Files:
         lambda: stop_reason(run, attempt),
         save_wanted=run.save.exists,
         save_done=lambda: run.save.unlink(missing_ok=True),
+        wanted=lambda step: awaits_evaluation(run, config, step),
         fence=lambda: fence(run, attempt),
         ledger=Ledger(attempt.began, write_ledger),
         watchdog=watchdog,

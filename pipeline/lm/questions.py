@@ -1,0 +1,160 @@
+"""Multiple choice and cloze from JSON lines: which continuation does the model find likeliest?
+
+    {"context": "A stack takes away what came", "choices": [" last", " first"], "answer": 0}      multiple_choice
+    {"context": "The opposite of hot is", "target": " cold"}                                       cloze
+
+A continuation begins with the blank that belongs to it. Context and continuation become tokens apart from each other,
+so that exactly the bytes of the continuation are scored, by any tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline.errors import UserError
+from pipeline.lm.evaluation import Poll, Values, to
+from pipeline.lm.hardware import Hardware
+from pipeline.lm.model import IGNORE_INDEX, Transformer
+from pipeline.lm.tokenizer import Tokenizer
+
+PADDED_TO = 32  # rows are as long as the longest of their batch, rounded up: few shapes, fast kernels
+
+
+@dataclass(frozen=True)
+class Question:
+    """A context, continuations of it, and which one is right; a cloze has one, which is the target."""
+
+    context: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+def read_questions(path: Path, kind: str) -> list[Question]:
+    """Read a file of questions; UserError names the line and what is wrong with it."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    questions = [_question(f"{path}:{at}", line, kind) for at, line in enumerate(lines, 1) if line.strip()]
+    if not questions:
+        raise UserError(f"{path}: holds no question; write one JSON object a line")
+    return questions
+
+
+def _question(where: str, line: str, kind: str) -> Question:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where}: is not JSON: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("context"), str):
+        raise UserError(f'{where}: has no "context" that is a text')
+    context = record["context"]
+    if kind == "cloze":
+        if not isinstance(record.get("target"), str) or not record["target"]:
+            raise UserError(f'{where}: has no "target" that is a text')
+        return Question(context, (record["target"],), 0)
+    choices, answer = record.get("choices"), record.get("answer")
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
+        raise UserError(f'{where}: needs "choices", a list of two or more texts')
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
+        raise UserError(f'{where}: needs "answer", the place of the right choice: 0 to {len(choices) - 1}')
+    return Question(context, tuple(choices), answer)
+
+
+class QuestionTask:
+    """Questions made ready. A batch is `batch_size` rows of whole questions, in the order of the file.
+
+    A question with a continuation longer than the model's context is left out, and counted.
+    """
+
+    def __init__(
+        self, questions: list[Question], kind: str, tokenizer: Tokenizer, *, size: int, batch_size: int
+    ) -> None:
+        self.kind, self.size, self.eos = kind, size, tokenizer.eos_id
+        encoded = [[tokenizer.encode(text) for text in question.choices] for question in questions]
+        fitting = [at for at, texts in enumerate(encoded) if max(map(len, texts)) <= size]
+        if not fitting:
+            raise UserError(
+                f"no question fits: each has a continuation of more than the model's {size} tokens of context"
+            )
+        self.questions = [questions[at] for at in fitting]
+        self.continuations = [encoded[at] for at in fitting]
+        self.contexts = [tokenizer.encode(question.context) for question in self.questions]
+        self.groups = _groups([len(question.choices) for question in self.questions], batch_size)
+        self.batches = len(self.groups)
+        text = json.dumps([[q.context, q.choices, q.answer] for q in questions], ensure_ascii=False)
+        self.settings = {"questions": hashlib.sha256(text.encode()).hexdigest(), "size": size, "batch_size": batch_size}
+        self.about = {"left_out": len(questions) - len(fitting)}  # longer than the context
+
+    @torch.inference_mode()
+    def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:
+        """Return for each question of these batches what its kind of Score is made of (see score_kinds.py)."""
+        names = ("right", "right_normalised") if self.kind == "multiple_choice" else ("right", "nll", "bytes")
+        values: Values = {name: [] for name in names}
+        for batch in batches:
+            group = self.groups[batch]
+            nll, greedy = self._likelihoods(model, hardware, group)
+            row = 0
+            for number in group:
+                question = self.questions[number]
+                mine = nll[row : row + len(question.choices)]
+                sizes = [len(text.encode()) for text in question.choices]
+                if self.kind == "multiple_choice":
+                    values["right"].append(float(_least(mine) == question.answer))
+                    each = [loss / size for loss, size in zip(mine, sizes, strict=True)]
+                    values["right_normalised"].append(float(_least(each) == question.answer))
+                else:
+                    values["right"].append(float(greedy[row]))
+                    values["nll"].append(mine[0])
+                    values["bytes"].append(sizes[0])
+                row += len(question.choices)
+            poll()
+        return values
+
+    def _likelihoods(self, model: Transformer, hardware: Hardware, group: range) -> tuple[list[float], list[bool]]:
+        """Return for each continuation its negative log-likelihood in nats, and whether each token is the likeliest."""
+        rows = [self._row(number, ids) for number in group for ids in self.continuations[number]]
+        longest = max(len(row) - 1 for row, _ in rows)
+        length = min(self.size, -(-longest // PADDED_TO) * PADDED_TO)
+        x = np.zeros((len(rows), length), dtype=np.int64)
+        y = np.full_like(x, IGNORE_INDEX)
+        for at, (row, scored) in enumerate(rows):
+            x[at, : len(row) - 1] = row[:-1]
+            y[at, len(row) - 1 - scored : len(row) - 1] = row[-scored:]
+        targets = to(y, hardware)
+        with hardware.autocast():
+            logits = model(to(x, hardware)).float()
+        kept = targets != IGNORE_INDEX
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+        ).view_as(targets)
+        greedy = ((logits.argmax(-1) == targets) | ~kept).all(-1)
+        return losses.double().sum(-1).tolist(), greedy.tolist()
+
+    def _row(self, number: int, continuation: NDArray[np.int32]) -> tuple[NDArray[np.int64], int]:
+        """Return end token, context (its end, where it is too long) and continuation, and how many are scored."""
+        room = self.size - len(continuation)
+        context = self.contexts[number][-room:] if room else self.contexts[number][:0]
+        return np.concatenate(([self.eos], context, continuation)).astype(np.int64), len(continuation)
+
+
+def _groups(rows: list[int], batch_size: int) -> list[range]:
+    """Share questions of `rows` rows each out over batches of about `batch_size` rows; none is split."""
+    groups, start, filled = [], 0, 0
+    for number, count in enumerate(rows):
+        if filled and filled + count > batch_size:
+            groups.append(range(start, number))
+            start, filled = number, 0
+        filled += count
+    return [*groups, range(start, len(rows))]
+
+
+def _least(values: list[float]) -> int:
+    return min(range(len(values)), key=values.__getitem__)
