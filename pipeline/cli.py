@@ -232,16 +232,24 @@ def report(run: RunPath) -> None:
 def init(
     cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster file.")] = False,
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Without it: cluster.yaml.")] = None,
+    login: Annotated[
+        str | None,
+        typer.Option(
+            "--login", metavar="'ssh login01'", help="Words that reach the machine that has Slurm, if not this."
+        ),
+    ] = None,
 ) -> None:
-    """Write a cluster file from what the Slurm that answers here says about itself: init --cluster [FILE]."""
+    """Write a cluster file from what Slurm says about itself, here or by --login: init --cluster [FILE]."""
     from pipeline.hints import command
     from pipeline.init_cluster import DEFAULT_FILE, init_cluster
+    from pipeline.login import open_login
     from pipeline.slurm import Slurm
 
     if not cluster:
         raise UserError(f"init writes a cluster file; write: {command('init', '--cluster', file or DEFAULT_FILE)}")
     path = file or DEFAULT_FILE
-    init_cluster(path, Slurm())
+    place = open_login(login) if login is not None else None
+    init_cluster(path, Slurm(tuple(place.prefix), place.quoting) if place else Slurm(), place)
     print(f"{path} is written. Look through it, then have it checked:\n  {command('doctor', '--cluster', path)}")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.config_types import LINE, Section, broken_rule, one_or_more
+from pipeline.slurm import Quoting
 from pipeline.slurm_options import SbatchOptions, SrunOptions
 from pipeline.yaml12 import shown
 
@@ -97,8 +98,11 @@ class Login(Section):
         BeforeValidator(one_or_more, json_schema_input_type=str | list[str]),
     ]
     quoting: Annotated[
-        Literal["argv", "one-string"],
-        Field(description="one-string: the prefix hands ONE text to a shell, as `ssh` and `su - user -c` do"),
+        Quoting,
+        Field(
+            description="one-string: the prefix hands ONE text to a shell, as `ssh` and `su - user -c` do; "
+            "two-strings: that text goes through a second shell, as by `ssh login01 su - user -c`"
+        ),
     ] = "one-string"
     root: Annotated[
         str, Field(description="folder over there that Runs are copied into", examples=["/shared/me/pipeline"]), LINE

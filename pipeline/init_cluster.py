@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from pipeline.cluster_parts import Login
 from pipeline.errors import NotReadyError, UserError
 from pipeline.gres import Gpus, gpus_in
 from pipeline.hints import command
@@ -15,11 +16,14 @@ from pipeline.yaml12_dump import dump_scalar
 DEFAULT_FILE = Path("cluster.yaml")
 
 
-def init_cluster(path: Path, slurm: Slurm) -> None:
-    """Write the file at `path`; UserError where there is one already, SlurmError where no Slurm answers."""
+def init_cluster(path: Path, slurm: Slurm, login: Login | None = None) -> None:
+    """Write the file at `path`; UserError where there is one already, SlurmError where no Slurm answers.
+
+    `login` is how `slurm` is reached where that is not from this machine.
+    """
     if path.exists():  # before Slurm is asked for nothing
         raise _taken(path)
-    text = template(slurm, path)
+    text = template(slurm, path, login)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -33,7 +37,7 @@ def _taken(path: Path) -> UserError:
     return UserError(f"{path} is there already, and is not written over; name another file: init --cluster FILE")
 
 
-def template(slurm: Slurm, path: Path) -> str:
+def template(slurm: Slurm, path: Path, login: Login | None = None) -> str:
     """Compose the text of the cluster file that is to lie at `path`."""
     partitions, config = slurm.partitions(), slurm.config()
     if not partitions:
@@ -45,9 +49,7 @@ def template(slurm: Slurm, path: Path) -> str:
         f'# differs. Every key: docs/config.md, "Cluster file". To check it: {command("doctor", "--cluster", path)}',
         "scheduler: slurm",
         "",
-        "# Interpreters, by absolute paths that every node sees.",
-        f"python: {dump_scalar(sys.executable)}",
-        f"host_python: {dump_scalar(sys.executable)}",
+        *(_login_lines(login) if login else _interpreter_lines()),
         "",
         *_partition_lines(partitions, chosen),
         *_account_lines(slurm),
@@ -66,6 +68,32 @@ def template(slurm: Slurm, path: Path) -> str:
         "# confirm_gpu_hours: 1000",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _interpreter_lines() -> list[str]:
+    return [
+        "# Interpreters, by absolute paths that every node sees.",
+        f"python: {dump_scalar(sys.executable)}",
+        f"host_python: {dump_scalar(sys.executable)}",
+    ]
+
+
+def _login_lines(login: Login) -> list[str]:
+    environment = str(PurePosixPath(login.root).parent / "env")
+    python = dump_scalar(f"{environment}/bin/python")
+    return [
+        "# How to get there from here. root is the folder for Runs over there: every node must see it.",
+        "login:",
+        f"  prefix: [{', '.join(map(dump_scalar, login.prefix))}]",
+        f"  quoting: {login.quoting}",
+        f"  root: {dump_scalar(login.root)}",
+        "",
+        "# Interpreters over there, by absolute paths that every node sees. To make one for both, over there:",
+        f"#   python3 -m venv {environment}",
+        f"#   {environment}/bin/pip install '.[train,report]'    # in a checkout of this project",
+        f"python: {python}",
+        f"host_python: {python}",
+    ]
 
 
 def choose(partitions: list[Partition]) -> Partition:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -224,12 +223,12 @@ def _check_pointer(run: Run, login: Login) -> None:
 
 def _with_terminal(prefix: list[str]) -> list[str]:
     """Ask ssh, or kubectl, for a terminal over there; other verbs have none, for it would change what they say."""
-    program = Path(prefix[0]).name
-    with suppress(ValueError):
-        place = {"ssh": 1, "kubectl": prefix.index("exec") + 1 if program == "kubectl" else 0}.get(program, 0)
-        if place:
-            return [*prefix[:place], "-t", *prefix[place:]]
-    return prefix
+    asked: list[str] = []
+    for place, word in enumerate(prefix):
+        is_program = place == 0 or word == "ssh"  # the second of `ssh gate ssh login01`
+        ours = Path(word).name == "ssh" if is_program else word == "exec" and Path(prefix[0]).name == "kubectl"
+        asked += [word, "-t"] if ours else [word]
+    return asked
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:

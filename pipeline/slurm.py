@@ -42,6 +42,8 @@ FOREIGN_NAMES = (
     "SBATCH_PARTITION SBATCH_ACCOUNT SBATCH_QOS SBATCH_TIMELIMIT SBATCH_EXPORT SBATCH_ARRAY_INX"
 ).split()
 
+# Through how many shells the prefix passes: none, one as `ssh` and `su -c` do, or two as `ssh login01 su - user -c`.
+Quoting = Literal["argv", "one-string", "two-strings"]
 JOB_ID = re.compile(r"([0-9]+)(;[^\s;]+)?")
 
 
@@ -72,7 +74,7 @@ class Slurm:
     """
 
     prefix: tuple[str, ...] = ()
-    quoting: Literal["argv", "one-string"] = "argv"
+    quoting: Quoting = "argv"
     timeout: float = 30
     pauses: tuple[float, ...] = (1, 4, 15, 30)
 
@@ -81,7 +83,9 @@ class Slurm:
         if not self.prefix:
             return list(words)
         words = ["env", *(word for name in FOREIGN_NAMES for word in ("-u", name)), "LC_ALL=C", *words]
-        return [*self.prefix, *(words if self.quoting == "argv" else [shlex.join(words)])]
+        text = shlex.join(words)
+        quoted = {"argv": words, "one-string": [text], "two-strings": [shlex.quote(text)]}
+        return [*self.prefix, *quoted[self.quoting]]
 
     def ask(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> Answer:
         """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""

@@ -18,7 +18,9 @@ import fake_slurm
 import pytest
 from micro import environment
 
+from pipeline.cluster import load_cluster
 from pipeline.files import read_json, write_text
+from pipeline.remote import _with_terminal
 from pipeline.run import Run
 
 Pipeline = Callable[..., subprocess.CompletedProcess[str]]
@@ -43,7 +45,7 @@ export HOME={folder}/home PATH={path} FAKE_SLURM={slurm}
 unset PYTHONPATH
 {do}
 """
-DO = {"one-string": 'exec sh -c "$1"', "argv": 'exec "$@"'}
+DO = {"one-string": 'exec sh -c "$1"', "two-strings": 'exec sh -c "exec sh -c $1"', "argv": 'exec "$@"'}
 
 
 class Laptop:
@@ -85,7 +87,7 @@ class Laptop:
         return number
 
 
-@pytest.fixture(params=["one-string", "argv"])
+@pytest.fixture(params=DO)
 def both(tmp_path: Path, micro: Path, pipeline: Pipeline, request: pytest.FixtureRequest) -> Laptop:
     return Laptop(tmp_path, micro, pipeline, request.param)
 
@@ -110,6 +112,26 @@ def test_a_chain_is_submitted_elsewhere_by_one_call_and_is_a_run_like_any_other_
     assert not list(both.folder.rglob("hacked"))
     assert sorted(path.name for path in both.here.root.iterdir()) == ["cluster.yaml", "config.yaml"]
     assert f"-m pipeline logs -f {os.path.relpath(both.here.root, both.folder)}" in result.stderr
+
+
+def test_init_finds_out_how_the_prefix_wants_its_words(both: Laptop) -> None:
+    (both.slurm / "sinfo.answer").write_text("gpu*|up|1-00:00:00|16|128|2000000|gpu:h100:8\n")
+    (both.slurm / "scontrol.answer").write_text("ClusterName = far\nSLURM_VERSION = 23.11.4\n")
+    made = both.pipeline("init", "--cluster", "new.yaml", "--login", f"{both.folder}/reach")
+    assert made.returncode == 0, made.stderr
+    written = load_cluster(both.folder / "new.yaml", "/no/python")
+    assert written.login == load_cluster(both.cluster, "/no/python").login.model_copy(
+        update={"root": f"{both.folder}/home/runs"}
+    )
+    assert (written.python, written.gpus_per_node) == (f"{both.folder}/home/env/bin/python", 8)
+
+
+def test_init_by_a_prefix_that_spoils_words_says_what_came_back(laptop: Laptop) -> None:
+    (laptop.folder / "reach").write_text("#!/bin/sh\necho Welcome to login01\n")
+    refused = laptop.pipeline("init", "--cluster", "new.yaml", "--login", f"{laptop.folder}/reach")
+    assert refused.returncode == 3
+    assert "one-string: Welcome to login01" in refused.stderr
+    assert not (laptop.folder / "new.yaml").exists()
 
 
 def test_the_launch_file_is_bash_whatever_the_folder_is_called(laptop: Laptop) -> None:
@@ -339,4 +361,7 @@ def test_shell_asks_for_a_terminal_over_there(laptop: Laptop) -> None:
     )
     said = laptop.verb("shell", laptop.here.root, "--time", "30").stdout
     assert said.startswith("-t|login01|env ")
+    gate, through = ["/usr/bin/ssh", "gate", "ssh", "login01"], ["kubectl", "exec", "-i", "pod", "--"]
+    assert _with_terminal(gate) == ["/usr/bin/ssh", "-t", "gate", "ssh", "-t", "login01"]
+    assert _with_terminal(through) == ["kubectl", "exec", "-t", "-i", "pod", "--"]
     assert "--time=30" in said

@@ -154,6 +154,7 @@ def test_hostile_words_arrive_as_they_are(fake: Fake, tmp_path: Path, word: str)
         Slurm(("env",)),
         Slurm(("bash", "-c"), "one-string"),
         Slurm(("bash", "-c", 'bash -c "$0"'), "one-string"),
+        Slurm(("bash", "-c", 'bash -c "bash -c $0"'), "two-strings"),
     ]
     for slurm in slurms:
         slurm.submit([f"--job-name={word}"], f"{word}/x.sbatch", [word], f"t {word}")

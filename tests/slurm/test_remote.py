@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ from loopback_ssh import LoopbackSsh, why_not
 from private_slurm import PrivateSlurm
 from test_chain import CONFIG, PROJECT
 
+from pipeline.cluster import load_cluster
+from pipeline.login import find_quoting
 from pipeline.run import Run
 from pipeline.slurm import Slurm
 
@@ -94,6 +97,17 @@ def test_a_chain_is_submitted_watched_and_read_from_a_laptop(
 
 
 def test_words_arrive_as_they_are_by_ssh_and_by_su(login: LoopbackSsh) -> None:
-    for prefix in (login.prefix, ["su", "-", "root", "-c"]):
-        said = Slurm(tuple(prefix), "one-string").run(["printf", "%s\\0", *WORDS])
+    su = ["su", "-", "root", "-c"]
+    for prefix, quoting in ((login.prefix, "one-string"), (su, "one-string"), ([*login.prefix, *su], "two-strings")):
+        assert find_quoting(prefix) == quoting
+        said = Slurm(tuple(prefix), find_quoting(prefix)).run(["printf", "%s\\0", *WORDS])
         assert said.split("\0")[:-1] == WORDS, prefix
+
+
+def test_a_cluster_file_is_written_from_a_laptop(login: LoopbackSsh, laptop: Verb, tmp_path: Path) -> None:
+    made = laptop("init", "--cluster", "new.yaml", "--login", shlex.join(login.prefix))
+    assert made.returncode == 0, made.stderr
+    written = load_cluster(tmp_path / "new.yaml", "/no/python")
+    assert written.login is not None
+    assert (written.login.prefix, written.login.quoting) == (login.prefix, "one-string")
+    assert (written.sbatch["partition"], written.gpus_per_node, written.gpu_type) == ("main", 4, "h100")
