@@ -18,7 +18,7 @@ import fake_slurm
 import pytest
 from micro import environment
 
-from pipeline.cluster import load_cluster
+from pipeline.cluster_load import load_cluster
 from pipeline.files import read_json, write_text
 from pipeline.remote import _with_terminal
 from pipeline.run import Run

@@ -17,7 +17,7 @@ from loopback_ssh import LoopbackSsh, why_not
 from private_slurm import PrivateSlurm
 from test_chain import CONFIG, PROJECT
 
-from pipeline.cluster import load_cluster
+from pipeline.cluster_load import load_cluster
 from pipeline.login import find_quoting
 from pipeline.run import Run
 from pipeline.slurm import Slurm
