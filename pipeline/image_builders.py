@@ -27,6 +27,7 @@ REMEDIES = [
     (r"no space left on device", "name a folder on a larger disk: TMPDIR=FOLDER, or --output FOLDER"),
     (r"unauthorized|401|access denied|authentication required", "log in to the registry with the builder's own login"),
     (r"do not match the hashes|THESE PACKAGES", "pip found another file than the locked one: bash containers/lock.sh"),
+    (r"certificate.verify.failed", "the base does not know the site's certificate authority: --base another one"),
     (r"no matching distribution|could not find a version", "point pip at an index that has it: PIP_CONFIG_FILE=FILE"),
     (r"permission denied.*docker|docker.*permission denied", "ask to be in the group docker, or take another builder"),
     (r"could not resolve|timeout|connection refused|unable to fetch", "no registry is reached: --builder mmdebstrap"),

@@ -82,6 +82,7 @@ def test_a_torn_image_is_built_again(place: Place) -> None:
         ("write /x: no space left on device", "TMPDIR=FOLDER"),
         ("401 Unauthorized", "log in to the registry"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "containers/lock.sh"),
+        ("SSL: CERTIFICATE_VERIFY_FAILED", "certificate authority"),
         ("something else", "see above"),
     ],
 )

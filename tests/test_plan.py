@@ -238,6 +238,28 @@ def test_hostile_folder_is_only_a_folder(tmp_path: Path, name: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 
 
+HOSTILE = 'it\'s "$(touch owned)"; `touch owned` & \\ *'
+
+
+def test_hostile_values_are_only_words_of_the_launch_file(tmp_path: Path) -> None:
+    """Each array of words, and each variable, is after bash has read it what the cluster file says."""
+    changes = {
+        "image": f"/{HOSTILE}.sqsh", "image_cache": f"/{HOSTILE}", "python": f"/{HOSTILE}/python",
+        "host_python": f"/{HOSTILE}/host", "env": {"WORDS": HOSTILE}, "srun": {"comment": HOSTILE},
+    }  # fmt: skip
+    files = plan_of(cluster=SITE.model_copy(update=changes), **TWO_NODES).files
+    arrays = '"${LAUNCH[@]}" "${PREFLIGHT[@]}" "${CACHE_IMAGE[@]}" "$PYTHON" "$IMAGE_CACHE" "$WORDS"'
+    for stage in STAGES:
+        script = f'PREFLIGHT=(); eval "$1"; printf "%s\\0" {arrays}'
+        words = ["bash", "-euc", script, "bash", files[f"launch/{stage}.env"]]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
+        got = done.stdout.split("\0")
+        wanted = {changes["python"], changes["host_python"], f"--comment={HOSTILE}", f"/{HOSTILE}", HOSTILE}
+        assert wanted | {f"--container-image=/{HOSTILE}.sqsh"} <= set(got)
+        assert not any("owned" in word for word in set(got) - wanted if HOSTILE not in word)
+    assert not any(tmp_path.iterdir())
+
+
 def test_derived_values_come_with_their_arithmetic() -> None:
     derived = plan_of(global_batch_size=32, sequence_length=256, max_steps=500).derived
     assert derived["tokens per step"] == "8,192 = 32 sequences x 256"

@@ -123,6 +123,22 @@ def test_an_image_is_a_path_only_if_it_begins_like_one(srun: Srun) -> None:
     assert "failed to import docker image" in srun.fails("true", image="here.sqsh")
 
 
+def test_names_that_a_shell_would_read_are_only_names(srun: Srun) -> None:
+    folder = srun.folder / 'it\'s $(touch owned) & "x"'
+    folder.mkdir()
+    image = folder / "here.sqsh"
+    image.write_bytes(srun.image.read_bytes())
+    value = 'a "b" $(touch owned) `touch owned` \\ # x=y'
+    script = 'printf "%s|%s" "$VALUE" "$1"'
+    assert srun("--container-env=VALUE", "sh", "-c", script, "sh", value, image=str(image), VALUE=value) == [
+        f"{value}|{value}"
+    ]
+    mounts = f"--container-mounts={srun.folder}/it's & x;y:/it's & x;y:ro"
+    (srun.folder / "it's & x;y").mkdir()
+    assert srun(mounts, "ls", "-d", "/it's & x;y") == ["/it's & x;y"]
+    assert not list(srun.folder.rglob("owned"))
+
+
 @pytest.mark.parametrize(
     ("size", "said"),
     [
