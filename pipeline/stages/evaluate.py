@@ -19,8 +19,10 @@ from pipeline.lm.checkpoint import load_weights
 from pipeline.lm.evaluation import likelihood
 from pipeline.lm.hardware import Hardware, choose_hardware, start_ranks
 from pipeline.lm.model import Transformer
+from pipeline.lm.origin import check_tokenizer
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
+from pipeline.lm.verified import verify_shards
 from pipeline.run import Run
 from pipeline.stages.main import Attempt, poll, run_stage
 
@@ -35,7 +37,9 @@ def evaluate(run: Run, config: Config, attempt: Attempt) -> int:
     hardware = choose_hardware(config, (read_json(run.record) or {}).get("hardware"))
     start_ranks(hardware)
     tokenizer = Tokenizer(run.tokenizer)
-    text = validation_text(TokenShards(run.data, "validation"), tokenizer)
+    shards = TokenShards(run.data, "validation")
+    verify_shards(shards)
+    text = validation_text(shards, tokenizer)
     if not run.compressors.is_file():
         write_json(run.compressors, {"bytes": len(text.text), "bits_per_byte": bits_per_byte(text.text)})
     for step in steps:
@@ -61,7 +65,7 @@ def _score(
     """Return the record of one checkpoint's bits per byte."""
     started = time.monotonic()
     model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
-    load_weights(run.checkpoint(step), model)
+    check_tokenizer(run.checkpoint(step), load_weights(run.checkpoint(step), model), tokenizer.fingerprint)
     model.to(hardware.device).eval()
     result = likelihood(
         model, hardware, text.ids, text.bytes, bos=tokenizer.eos_id, batch_size=config.evaluate.batch_size,
