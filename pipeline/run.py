@@ -75,6 +75,11 @@ class Run:
     def index(self) -> Path:
         return self.data / "index.json"
 
+    @property
+    def verified(self) -> Path:
+        """Which shards were found to be what the index says, and what their files looked like then."""
+        return self.control / "verified.json"
+
     # training
     @property
     def checkpoints(self) -> Path:

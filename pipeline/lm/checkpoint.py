@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -26,12 +26,12 @@ from pipeline.lm.contents import (
     read_manifest,
 )
 from pipeline.lm.reading import check_names, hash_file, read_tensors
+from pipeline.lm.together import on_all, on_main
 from pipeline.steps import STEP_FOLDER, step_name
 
 MODEL = "model."
 LAG_SECONDS = 30.0  # that a network file system may show this host less than what rank 0 has seen
 WRAPPERS = ("_orig_mod.",)  # what torch.compile puts into names
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Loaded:
     path: Path
     progress: dict[str, int]
     bytes: int  # of all its files
+    manifest: dict[str, Any]
     refused: list[str] = field(default_factory=list)
 
 
@@ -62,14 +63,14 @@ def load_newest(folder: Path, model: nn.Module, optimizers: list[Optimizer]) -> 
     chooses, so that a slow file system cannot split the ranks; each rank verifies what it reads.
     """
     refused: list[str] = []
-    for name in _on_main(lambda: _names(folder)):
+    for name in on_main(lambda: _names(folder)):
         try:
-            _on_main(lambda name=name: read_manifest(folder / name))  # type: ignore[misc]
-            loaded = _on_all(lambda name=name: _load_patiently(folder / name, model, optimizers))  # type: ignore[misc]
+            on_main(lambda name=name: read_manifest(folder / name))  # type: ignore[misc]
+            loaded = on_all(lambda name=name: _load_patiently(folder / name, model, optimizers))  # type: ignore[misc]
         except DamagedError as error:
             refused.append(str(error))
         else:
-            return Loaded(loaded.path, loaded.progress, loaded.bytes, refused)
+            return dataclasses.replace(loaded, refused=refused)
     if refused:
         listed = "\n".join(f"  {reason}" for reason in refused)
         raise CheckpointError(
@@ -103,16 +104,20 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: list[Optimiz
     read_tensors(checkpoint, manifest, contents, tensors)
     restore_settings(model, optimizers, contents.values[GROUPS])
     progress = {name: int(value) for name, value in contents.values["progress"].items()}
-    return Loaded(checkpoint, progress, sum(file["bytes"] for file in manifest["files"].values()))
+    return Loaded(checkpoint, progress, sum(file["bytes"] for file in manifest["files"].values()), manifest)
 
 
-def load_weights(checkpoint: Path, model: nn.Module) -> None:
-    """Load the model alone, verified; raise NotReadyError where retention has taken the checkpoint away."""
+def load_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
+    """Load the model alone, verified, and return the manifest.
+
+    Raise NotReadyError where retention has taken the checkpoint away.
+    """
     manifest = read_manifest(checkpoint)
     contents = read_contents(checkpoint, manifest)
     wanted = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
     check_names(checkpoint, [name for name in contents.tensors if name.startswith(MODEL)], wanted)
     read_tensors(checkpoint, manifest, contents, wanted)
+    return manifest
 
 
 def _plain(name: str) -> str:
@@ -162,35 +167,3 @@ def _is_complete(checkpoint: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def _on_main(look: Callable[[], T]) -> T:
-    """Look on rank 0 and tell the others, errors too."""
-    if not dist.is_initialized():
-        return look()
-    answer: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            answer[0] = look()
-        except Exception as error:
-            answer[1] = error
-    dist.broadcast_object_list(answer, src=0)
-    if answer[1] is not None:
-        raise answer[1]
-    return answer[0]  # type: ignore[no-any-return]
-
-
-def _on_all(act: Callable[[], T]) -> T:
-    """Act on every rank; where one fails, all raise its error."""
-    if not dist.is_initialized():
-        return act()
-    result, error = None, None
-    try:
-        result = act()
-    except Exception as raised:
-        error = raised
-    errors: list[Exception | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
-    if error := next((error for error in errors if error is not None), None):
-        raise error
-    return result  # type: ignore[return-value]

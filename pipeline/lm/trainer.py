@@ -22,6 +22,7 @@ from pipeline.lm.divergence import SpikeDetector
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.inject import Injector
 from pipeline.lm.ledger import Ledger, Mark
+from pipeline.lm.origin import changes
 from pipeline.lm.saver import LIMIT, Hooks, Saved, Saver
 from pipeline.lm.stepper import Stepper
 from pipeline.lm.stragglers import Stragglers
@@ -251,6 +252,9 @@ class Trainer:
         loaded = load_newest(self.files.checkpoints, self.stepper.model, self.stepper.optimizers)
         if loaded is None:
             return False
+        changed = changes(loaded.path, loaded.manifest, self.saver.about)
+        if (ranks := loaded.manifest["world_size"]) != self.hardware.world_size:
+            changed.append(f"ranks: {ranks} -> {self.hardware.world_size}")
         for name in STEPPER_COUNTERS:
             setattr(self.stepper, name, loaded.progress[name])
         self.rollbacks = loaded.progress["rollbacks"]
@@ -261,6 +265,9 @@ class Trainer:
             for reason in loaded.refused:
                 print(f"refused a checkpoint: {reason}")
                 self.files.event("checkpoint refused", reason=reason)
+            if changed:
+                print(f"changed since {loaded.path.name}: {'; '.join(changed)}")
+                self.files.event("changed", step=self.step, changes=changed)
             cut_back(self.files.metrics, self.step)
             self.files.event("resume", step=self.step, seconds=round(time.monotonic() - started, 3))
             print(f"resume from step {self.step} of {self.config.pretrain.max_steps}")

@@ -24,9 +24,11 @@ from pipeline.lm.checkpoint import load_weights
 from pipeline.lm.evaluation import Task, TextTask
 from pipeline.lm.hardware import Hardware, choose_hardware, start_ranks
 from pipeline.lm.model import Transformer
+from pipeline.lm.origin import check_tokenizer
 from pipeline.lm.questions import Question, QuestionTask, read_questions
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
+from pipeline.lm.verified import verify_shards
 from pipeline.python_docs import questions as python_docs
 from pipeline.records import number, read_record
 from pipeline.run import Run
@@ -99,7 +101,9 @@ class Evaluation:
 
     @cached_property
     def text(self) -> ValidationText:
-        return validation_text(TokenShards(self.run.data, "validation"), self.tokenizer)
+        shards = TokenShards(self.run.data, "validation")
+        verify_shards(shards)
+        return validation_text(shards, self.tokenizer)
 
     def score_compressors(self) -> None:
         """Write what general compressors need for the validation text, once."""
@@ -180,7 +184,8 @@ class Evaluation:
         if self._loaded is None or self._loaded[0] != step:
             config = self.config
             model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
-            load_weights(self.run.checkpoint(step), model)
+            checkpoint = self.run.checkpoint(step)
+            check_tokenizer(checkpoint, load_weights(checkpoint, model), self.tokenizer.fingerprint)
             self._loaded = step, model.to(self.hardware.device).eval()
         return self._loaded[1]
 

@@ -18,6 +18,7 @@ from pipeline.lm.checkpoint import load_weights
 from pipeline.lm.generation import complete
 from pipeline.lm.hardware import choose_hardware, start_ranks
 from pipeline.lm.model import Transformer
+from pipeline.lm.origin import check_tokenizer
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.run import Run
 from pipeline.stages.main import Attempt, poll, run_stage
@@ -32,7 +33,7 @@ def inference(run: Run, config: Config, attempt: Attempt) -> int:
     start_ranks(hardware)
     tokenizer = Tokenizer(run.tokenizer)
     model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
-    load_weights(run.checkpoint(steps[-1]), model)
+    check_tokenizer(run.checkpoint(steps[-1]), load_weights(run.checkpoint(steps[-1]), model), tokenizer.fingerprint)
     model.to(hardware.device).eval()
     lines = [
         json.dumps(_sample(model, tokenizer, config, prompt, number, lambda: poll(run, attempt)), ensure_ascii=False)

@@ -8,7 +8,9 @@ from pipeline.stages import early  # first: signals are taken while torch is imp
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
@@ -19,8 +21,10 @@ from pipeline.files import read_json, read_lines, write_json
 from pipeline.lm.batches import Batches
 from pipeline.lm.hardware import Hardware, choose_hardware, end_ranks, start_ranks
 from pipeline.lm.ledger import Ledger
+from pipeline.lm.origin import origin
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.trainer import Files, Outcome, Trainer
+from pipeline.lm.verified import verify_shards
 from pipeline.lm.watchdog import Around, Rank, Watchdog
 from pipeline.owner import is_alive, process_start
 from pipeline.run import Run
@@ -57,17 +61,32 @@ def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
 
 
 def _train(run: Run, config: Config, attempt: Attempt, hardware: Hardware, watchdog: Watchdog) -> Outcome:
-    shards = TokenShards(run.data, "train")
+    shards = _shards(run, config, attempt, watchdog)
     batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
     files = _files(run, config, attempt, watchdog)
     if attempt.rank == 0:
         files.ledger.write(now=True)  # from here on its time is accounted for, however it ends
-    trainer = Trainer(config, hardware, batches, files, {"tokenizer": shards.tokenizer_fingerprint})
+    trainer = Trainer(config, hardware, batches, files, origin(config, shards))
     try:
         return trainer.train()
     finally:
         if attempt.rank == 0:
             files.ledger.write(now=True)
+
+
+def _shards(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog) -> TokenShards:
+    """Open the tokens, and hash those that nobody has hashed since they were written."""
+
+    def progress() -> None:
+        watchdog.expect("start-up after a look at the token shards", config.pretrain.first_step_timeout)
+
+    began, shards = time.monotonic(), TokenShards(run.data, "train")
+    found = verify_shards(shards, run.verified, progress)
+    if attempt.rank == 0 and found.hashed:
+        seconds = time.monotonic() - began
+        print(f"{found.hashed} of {found.shards} token shards hashed, {found.bytes / 1e9:.2f} GB in {seconds:.1f} s")
+        _event(run, attempt)("shards verified", **asdict(found), seconds=round(seconds, 3))
+    return shards
 
 
 def _settle(run: Run, config: Config) -> Hardware:
