@@ -139,6 +139,8 @@ FREE_KEYS = {"threads", "runs_dir"} | {
     )
 }  # fmt: skip
 
+FREE_SECTIONS = ("preflight.", "inference.")
+
 
 class Difference(NamedTuple):
     """A key that has another value than in the Run, and whether the Run can go on with it."""
@@ -162,7 +164,7 @@ def config_differences(old: Config, new: Config) -> list[Difference]:
 def _allowed(key: str, old: Any, new: Any) -> bool:
     if key == "pretrain.max_steps":  # downward, checkpoints would lie beyond the end
         return bool(new > old)
-    return key in FREE_KEYS or key.startswith("preflight.") or key.endswith((".time", ".sbatch", ".srun"))
+    return key in FREE_KEYS or key.startswith(FREE_SECTIONS) or key.endswith((".time", ".sbatch", ".srun"))
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -68,8 +68,16 @@ def resolve_there(config: Config, slurm: Slurm) -> tuple[Config, list[Problem]]:
     if tokenize.tokenizer is not None:
         path = to_look_at(("tokenize", "tokenizer"), tokenize.tokenizer, "file")
         tokenize = tokenize.model_copy(update={"tokenizer": path})
+    pretrain, inference = config.pretrain, config.inference
+    if pretrain.init_from is not None:  # what is in it is looked at over there
+        path = to_look_at(("pretrain", "init_from"), pretrain.init_from, "folder")
+        pretrain = pretrain.model_copy(update={"init_from": path})
+    if inference.prompts_file is not None:
+        path = to_look_at(("inference", "prompts_file"), inference.prompts_file, "file")
+        inference = inference.model_copy(update={"prompts_file": path})
     problems += _problems(paths, slurm)
-    return config.model_copy(update={"data": data, "tokenize": tokenize, "runs_dir": runs_dir}), problems
+    changes = {"data": data, "tokenize": tokenize, "pretrain": pretrain, "inference": inference, "runs_dir": runs_dir}
+    return config.model_copy(update=changes), problems
 
 
 def _absolute(text: str) -> str:
