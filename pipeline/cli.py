@@ -229,6 +229,20 @@ def report(run: RunPath) -> None:
 
 
 @app.command()
+def export(
+    run: RunPath,
+    step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="Without it: the newest checkpoint.")] = None,
+    precision: Annotated[str, typer.Option("--precision", metavar="fp32|bf16", help="Of the weights.")] = "fp32",
+) -> int:
+    """Write a checkpoint to RUN/export in Hugging Face's form, which transformers and vLLM load."""
+    if (code := pass_on(run, "export", str(step or ""), f"--precision={precision}")) is not None:
+        return code
+    from pipeline.exporting import export
+
+    return export(run, step, precision)
+
+
+@app.command()
 def init(
     cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster file.")] = False,
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Without it: cluster.yaml.")] = None,

@@ -140,6 +140,8 @@ FREE_KEYS = {"threads", "runs_dir"} | {
     )
 }  # fmt: skip
 
+FREE_SECTIONS = ("preflight.", "inference.")
+
 
 FREE_OF_EVALUATE = {f"evaluate.{key}" for key in EvaluateConfig.model_fields} - {
     "evaluate.stride",
@@ -172,7 +174,7 @@ def _allowed(key: str, old: Any, new: Any) -> bool:
     return (
         key in FREE_KEYS
         or key in FREE_OF_EVALUATE
-        or key.startswith("preflight.")
+        or key.startswith(FREE_SECTIONS)
         or key.endswith((".time", ".sbatch", ".srun"))
     )
 

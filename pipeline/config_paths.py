@@ -13,6 +13,9 @@ from pipeline.config import Config
 from pipeline.config_evaluate import PYTHON_DOCS, BenchmarkSource
 from pipeline.config_tokenize import HUB, STDLIB, DataSource
 from pipeline.config_types import has_control_characters
+from pipeline.errors import UserError
+from pipeline.hugging_face import check_folder
+from pipeline.prompts import read_prompts
 from pipeline.yaml12 import KeyPath, shown
 
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})?")
@@ -59,9 +62,46 @@ def resolve_paths(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
         for number, old in enumerate(config.evaluate.benchmarks)
     ]
     evaluate = config.evaluate.model_copy(update={"benchmarks": benchmarks})
+    pretrain, init_from = config.pretrain, config.pretrain.init_from
+    if init_from is not None:
+        new = attempt(("pretrain", "init_from"), init_from, lambda text: find_model(text, folder, config))
+        pretrain = pretrain.model_copy(update={"init_from": new})
+    inference, prompts = config.inference, config.inference.prompts_file
+    if prompts is not None:
+        new = attempt(("inference", "prompts_file"), prompts, lambda text: find_prompts(text, folder))
+        inference = inference.model_copy(update={"prompts_file": new})
     runs_dir = attempt(("runs_dir",), config.runs_dir, expand)  # relative: the caller's matter
-    changes = {"data": data, "tokenize": tokenize, "evaluate": evaluate, "runs_dir": runs_dir}
+    changes = {
+        "data": data,
+        "tokenize": tokenize,
+        "pretrain": pretrain,
+        "evaluate": evaluate,
+        "inference": inference,
+        "runs_dir": runs_dir,
+    }
     return config.model_copy(update=changes), problems
+
+
+def find_model(text: str, folder: Path, config: Config) -> str:
+    """Return the absolute path of a folder that holds a model of the config's shape."""
+    path = folder / expand(text)
+    if _look(path) != "folder":
+        raise PathError(f"is no folder here: {path}; name one in Hugging Face's form")
+    try:
+        check_folder(path, config.model, config.tokenize.vocab_size)
+    except UserError as error:
+        raise PathError(str(error)) from None
+    return str(path)
+
+
+def find_prompts(text: str, folder: Path) -> str:
+    """Return the absolute path of a file of prompts, which is read through for mistakes."""
+    path = find_file(text, folder)
+    try:
+        read_prompts(Path(path))
+    except UserError as error:
+        raise PathError(f"cannot be used: {error}") from None
+    return path
 
 
 def questions_of(benchmark: BenchmarkSource, folder: Path) -> Callable[[str], str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from pipeline.config_stage import StageSection
-from pipeline.config_types import MOST, REAL, WHOLE, Section, broken_rule
+from pipeline.config_types import LINE, MOST, REAL, WHOLE, Section, broken_rule
 
 
 def _betas(value: object) -> object:
@@ -57,6 +57,11 @@ class PretrainConfig(StageSection):
         WHOLE,
     ] = None
     nproc_per_node: Annotated[int, Field(ge=1, le=1024, description="ranks on one node, one per GPU"), WHOLE] = 1
+    init_from: Annotated[
+        str | None,
+        Field(description="a folder in Hugging Face's form to begin from: a model of this shape; null: random weights"),
+        LINE,
+    ] = None
     max_steps: Annotated[int, Field(ge=1, le=MOST, description="optimizer steps in all"), WHOLE] = 1000
     global_batch_size: Annotated[
         int, Field(ge=1, le=MOST, description="sequences per optimizer step, over all ranks"), WHOLE

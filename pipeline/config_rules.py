@@ -109,6 +109,15 @@ def _top_k(config: Config) -> str | None:
     return f"top_k {top_k} is more than tokenize.vocab_size {vocabulary}; set top_k to {vocabulary} or less"
 
 
+def _init_from(config: Config) -> str | None:
+    if config.pretrain.init_from is None or config.tokenize.tokenizer is not None:
+        return None
+    return (
+        "init_from takes a model over, whose ids mean nothing to a tokenizer that is trained anew; "
+        "set tokenize.tokenizer to the model's own, for example the tokenizer.model in its folder"
+    )
+
+
 RULES: list[Rule[Config]] = [
     Rule(
         ("pretrain.global_batch_size", "pretrain.micro_batch_size", "pretrain.nproc_per_node", "pretrain.nodes"),
@@ -122,6 +131,7 @@ RULES: list[Rule[Config]] = [
         _decay,
     ),
     Rule(("inference.max_new_tokens", "pretrain.sequence_length"), _new_tokens),
+    Rule(("pretrain.init_from", "tokenize.tokenizer"), _init_from),
     Rule(("evaluate.stride", "pretrain.sequence_length"), _stride),
     Rule(("evaluate.gate", "evaluate.benchmarks"), _gate),
     Rule(("inference.top_k", "tokenize.vocab_size", "tokenize.tokenizer"), _top_k),

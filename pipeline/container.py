@@ -63,11 +63,12 @@ def check_container(cluster: Cluster) -> None:
 def data_folders(config: Config, run: Run) -> list[Path]:
     """List the folders outside the Run that its stages read: where documents and an existing tokenizer lie."""
     places = [source.path for source in config.data if source.path and source.path.startswith("/")]
-    places += [config.tokenize.tokenizer] if config.tokenize.tokenizer else []
+    files = (config.tokenize.tokenizer, config.inference.prompts_file)
+    places += [place for place in files if place]
     places += [b.path for b in config.evaluate.benchmarks if b.path and b.path.startswith("/")]
     folders: list[Path] = []
-    for place in places:
-        folder = _folder_of(place)
+    whole = [Path(config.pretrain.init_from)] if config.pretrain.init_from else []
+    for folder in [*map(_folder_of, places), *whole]:
         if folder not in folders and not folder.is_relative_to(run.root) and folder != Path("/"):
             folders.append(folder)
     return [folder for folder in folders if not any(other in folder.parents for other in folders)]

@@ -77,8 +77,22 @@ def resolve_there(config: Config, slurm: Slurm) -> tuple[Config, list[Problem]]:
             old = old.model_copy(update={"path": to_look_at(key, old.path, kind)})
         benchmarks.append(old)
     evaluate = config.evaluate.model_copy(update={"benchmarks": benchmarks})
+    pretrain, inference = config.pretrain, config.inference
+    if pretrain.init_from is not None:  # what is in it is looked at over there
+        path = to_look_at(("pretrain", "init_from"), pretrain.init_from, "folder")
+        pretrain = pretrain.model_copy(update={"init_from": path})
+    if inference.prompts_file is not None:
+        path = to_look_at(("inference", "prompts_file"), inference.prompts_file, "file")
+        inference = inference.model_copy(update={"prompts_file": path})
     problems += _problems(paths, slurm)
-    changes = {"data": data, "tokenize": tokenize, "evaluate": evaluate, "runs_dir": runs_dir}
+    changes = {
+        "data": data,
+        "tokenize": tokenize,
+        "pretrain": pretrain,
+        "evaluate": evaluate,
+        "inference": inference,
+        "runs_dir": runs_dir,
+    }
     return config.model_copy(update=changes), problems
 
 

@@ -124,6 +124,19 @@ class Run:
     def samples(self, step: int) -> Path:
         return self.root / "samples" / f"{step_name(step)}.jsonl"
 
+    def samples_record(self, step: int) -> Path:
+        """What the samples of a step were made with, and how fast."""
+        return self.root / "samples" / f"{step_name(step)}.json"
+
+    def samples_begun(self, step: int) -> Path:
+        """The samples that an attempt has finished so far, in the order in which they ended."""
+        return self.root / "samples" / f"{step_name(step)}.begun.jsonl"
+
+    @property
+    def export(self) -> Path:
+        """A checkpoint in Hugging Face's form."""
+        return self.root / "export"
+
     @property
     def report(self) -> Path:
         return self.root / "report.html"

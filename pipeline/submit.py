@@ -21,6 +21,7 @@ from pipeline.config import Config
 from pipeline.config_load import config_differences, dump_config, load_run_config
 from pipeline.errors import UserError
 from pipeline.files import fsync_folder, read_json, write_json, write_text
+from pipeline.hugging_face import describe_folder
 from pipeline.image_check import check_image, image_sha256
 from pipeline.owner import process_start
 from pipeline.plan import Plan
@@ -114,7 +115,7 @@ def describe(config: Config) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "seed": config.seed,
-    }
+    } | ({"init_from": describe_folder(Path(config.pretrain.init_from))} if config.pretrain.init_from else {})
 
 
 def describe_code() -> dict[str, Any]:

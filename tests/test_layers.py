@@ -16,7 +16,14 @@ HEAVY = {"torch", "numpy", "sentencepiece", "datasets", "pyarrow", "plotly", "sa
 CONTROL = [path for path in MODULES if path.parent == PACKAGE]
 
 # What a module of pipeline/lm may use of the rest: the Config, its arithmetic, and leaves that know no Run.
-LM_MAY_IMPORT = {"pipeline.config", "pipeline.errors", "pipeline.files", "pipeline.sizes", "pipeline.steps"}
+LM_MAY_IMPORT = {
+    "pipeline.config",
+    "pipeline.errors",
+    "pipeline.files",
+    "pipeline.hugging_face",
+    "pipeline.sizes",
+    "pipeline.steps",
+}
 
 
 def name_of(path: Path) -> str:

@@ -20,6 +20,7 @@ from pipeline.lm.batches import Batches
 from pipeline.lm.checkpoint import load_newest, remove_old
 from pipeline.lm.divergence import SpikeDetector
 from pipeline.lm.hardware import Hardware
+from pipeline.lm.init_from import load_folder
 from pipeline.lm.inject import Injector
 from pipeline.lm.ledger import Ledger, Mark
 from pipeline.lm.origin import changes
@@ -95,6 +96,7 @@ class Trainer:
         if resumed:
             self.files.ledger.mark(self.files.ledger.here(self.step))
         else:
+            self._begin()
             self._checkpoint()  # an untrained one: a disk that cannot be written is found before the first hour
         clock = StepClock()
         while self.step < self.config.pretrain.max_steps:
@@ -109,6 +111,14 @@ class Trainer:
             except DivergedError as error:
                 self._roll_back(error, self.step)
         return Outcome(self.step)
+
+    def _begin(self) -> None:
+        """Take over the weights that pretrain.init_from names; without it they are random."""
+        if folder := self.config.pretrain.init_from:
+            load_folder(Path(folder), self.stepper.model)
+            if self.is_main:
+                print(f"begin with the weights of {folder}")
+                self.files.event("init", path=folder)
 
     def _advance(self, clock: StepClock) -> None:
         """Make one step; log and save where it is time to."""
