@@ -47,9 +47,11 @@ tags, anchors and aliases are mistakes. All mistakes of a file are shown at once
 
 **Changing an existing Run.** These keys may change: each `time`, `sbatch` and `srun`, `threads`, `runs_dir`,
 all of `preflight`, all of `evaluate` but `stride` and `batch_size`, `pretrain.nodes`, `pretrain.nproc_per_node`,
-`pretrain.segments`, `pretrain.micro_batch_size`, `pretrain.log_interval`, `pretrain.save_interval`,
-`pretrain.keep_last`, `pretrain.keep_every`, what happens on divergence, spikes, hangs and stragglers
-(`pretrain.on_divergence` and all below it), and `pretrain.max_steps` upward. All others need a new `name`.
+`pretrain.segments`, `pretrain.micro_batch_size`, `pretrain.parallel`, `pretrain.activation_checkpointing`,
+`pretrain.loss_chunk_size`, `pretrain.peak_tflops`, `pretrain.mfu`, `pretrain.memory_gb`, `pretrain.sinks`,
+`pretrain.log_interval`, `pretrain.save_interval`, `pretrain.keep_last`, `pretrain.keep_every`, what happens on
+divergence, spikes, hangs and stragglers (`pretrain.on_divergence` and all below it), and `pretrain.max_steps` upward.
+All others need a new `name`.
 """
 
 DATA = """
