@@ -106,17 +106,19 @@ def memory(config: Config) -> Memory:
 def activation_bytes(config: Config) -> float:
     """Return the bytes that all layers keep for the backward pass, per token.
 
-    A layer keeps, with w bytes a number in products and the residual stream in fp32: for each of two norms its input,
-    what it normalized (both fp32) and its output; queries, keys, values and the attention's output; four of the
-    feed-forward layer's width. `selective` keeps the layer's input and what products and attention return, `full` the
-    input alone; one layer at a time is then made again.
+    A layer keeps, with w bytes a number in products and the residual stream in fp32: for each of two norms its input
+    and what it normalized (both fp32) and its output, of which autocast makes a copy for each product, three and two
+    (the compiler makes one, so that compiled training needs less than this); queries, keys, values and the attention's
+    output; four of the feed-forward layer's width. `selective` keeps the layer's input and what products and attention
+    return, `full` the input alone; one layer at a time is then made again.
     """
     model, pretrain = config.model, config.pretrain
     w = 4 if pretrain.precision == "fp32" else 2
     D, F = model.hidden_size, model.intermediate_size
     q = D  # heads x size of a head
     kv = q * model.kv_heads // model.num_attention_heads
-    everything = 2 * (8 * D + w * D) + w * (2 * q + 2 * kv) + 4 * w * F
+    outputs = 2 * 4 * D if w == 4 else (3 + 2) * 2 * D
+    everything = 2 * 8 * D + outputs + w * (2 * q + 2 * kv) + 4 * w * F
     kept = {
         "none": everything,
         "selective": 4 * D + w * (2 * q + 2 * kv + 2 * D + 2 * F),

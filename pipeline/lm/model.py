@@ -108,8 +108,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
         """Map the residual stream x (B, T, D) to the next layer's."""
-        x = x + self.self_attn(to_products(self.input_layernorm(x)), rope, mask, cache)
-        return cast(Tensor, x + self.mlp(to_products(self.post_attention_layernorm(x))))
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
+        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
 
 
 class Decoder(nn.Module):
@@ -206,12 +206,6 @@ class Transformer(nn.Module):
             if isinstance(parameter, DTensor):  # every rank draws the whole tensor and keeps its part
                 full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
             parameter.copy_(full)
-
-
-def to_products(x: Tensor) -> Tensor:
-    """Cast x to the format that autocast has products in, once: it would do so in each of them, and keep every copy."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def head_size(config: ModelConfig) -> int:
