@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 
-from pipeline.cluster import Cluster, open_cluster
+from pipeline.cluster import Cluster
+from pipeline.cluster_load import open_cluster
 from pipeline.config import Config
 from pipeline.errors import EXIT_INTERRUPTED, NotReadyError, UserError
 from pipeline.flags import gpus_of

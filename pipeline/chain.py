@@ -228,14 +228,19 @@ def show_plan(request: Request, console: Console, *, as_json: bool = False) -> i
     return EXIT_DONE
 
 
+def print_derived(derived: dict[str, str], console: Console) -> None:
+    """Print what was derived, each with its arithmetic."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for what, value in derived.items():
+        table.add_row(what, value)
+    console.print(table)
+
+
 def print_plan(request: Request, console: Console) -> None:
     """Print the Plan for a person: derived values, Jobs, literal command lines, launch files."""
     plan, run = request.plan, request.run
     console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}, scheduler {plan.scheduler}", soft_wrap=True)
-    derived = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for what, value in plan.derived.items():
-        derived.add_row(what, value)
-    console.print(derived)
+    print_derived(plan.derived, console)
     table = Table("job", "after", "nodes", "ranks", "time limit", "state", box=None, padding=(0, 2, 0, 0))
     for job in plan.jobs:
         state = "complete" if is_complete(run, request.config, job.stage) else "to do"

@@ -108,8 +108,13 @@ def submit(
 def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> int:
     """Print the Jobs, their command lines and what was derived. Nothing is run or written."""
     from pipeline import chain
+    from pipeline.plan import MisfitError
 
-    request = chain.request(what or [], cluster, None)
+    try:
+        request = chain.request(what or [], cluster, None)
+    except MisfitError as error:  # what a model costs can be asked on a machine that could never train it
+        chain.print_derived(error.derived, Console(highlight=False))
+        raise
     if as_json and request.there is None:
         emit(json.dumps(request.plan.to_json(), indent=2))
         return EXIT_DONE

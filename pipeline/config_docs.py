@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline.config import Config
 from pipeline.config_errors import choices_of, example_of, range_of
 from pipeline.config_evaluate import GateRule
 from pipeline.config_hints import section_in
+from pipeline.config_load import FREE_KEYS, FREE_OF_EVALUATE, FREE_SECTIONS
 from pipeline.config_tokenize import DataSource
 from pipeline.network import PROFILES
 from pipeline.yaml12_dump import dump_scalar
@@ -45,12 +47,6 @@ tags, anchors and aliases are mistakes. All mistakes of a file are shown at once
 **Paths.** In `data` and `tokenize.tokenizer` a relative path means the folder in which the command is typed. `~`,
 `~user`, `$NAME` and `${NAME}` are filled in, and `$$` is a dollar sign; a variable that is not set is a mistake.
 
-**Changing an existing Run.** These keys may change: each `time`, `sbatch` and `srun`, `threads`, `runs_dir`,
-all of `preflight` and `inference`, all of `evaluate` but `stride` and `batch_size`, `pretrain.nodes`,
-`pretrain.nproc_per_node`, `pretrain.segments`, `pretrain.micro_batch_size`, `pretrain.log_interval`,
-`pretrain.save_interval`, `pretrain.keep_last`, `pretrain.keep_every`, what happens on divergence, spikes,
-hangs and stragglers (`pretrain.on_divergence` and all below it), and `pretrain.max_steps` upward. All others
-need a new `name`.
 """
 
 DATA = """
@@ -112,7 +108,18 @@ def config_reference() -> str:
     """Return docs/config.md: a table of key, type, default and meaning for the top level and for each section."""
     config = [*_table("Top level", Config, ""), *_sections(Config)]
     cluster = [*_table("Cluster file", Cluster, CLUSTER), *_sections(Cluster)]
-    return "\n".join([INTRODUCTION, *config, *cluster]) + "\n"
+    return "\n".join([INTRODUCTION + _changing(), *config, *cluster]) + "\n"
+
+
+def _changing() -> str:
+    """Tell which keys of an existing Run may change."""
+    sections = " and ".join(f"`{name.rstrip('.')}`" for name in FREE_SECTIONS)
+    keys = ", ".join(f"`{key}`" for key in sorted(FREE_KEYS | FREE_OF_EVALUATE))
+    text = (
+        f"**Changing an existing Run.** These keys may change: each `time`, `sbatch` and `srun`, all of {sections}, "
+        f"{keys}, and `pretrain.max_steps` upward. All others need a new `name`."
+    )
+    return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False) + "\n"
 
 
 def _sections(model: type[BaseModel]) -> Iterator[str]:

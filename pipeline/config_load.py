@@ -134,6 +134,7 @@ FREE_KEYS = {"threads", "runs_dir"} | {
     f"pretrain.{key}"
     for key in (
         "nodes", "segments", "nproc_per_node", "micro_batch_size",
+        "parallel", "activation_checkpointing", "loss_chunk_size", "peak_tflops", "mfu", "memory_gb", "sinks",
         "log_interval", "save_interval", "keep_last", "keep_every",
         "on_divergence", "max_rollbacks", "spike_threshold", "spike_window",
         "hang_timeout", "first_step_timeout", "straggler_threshold",
@@ -141,12 +142,7 @@ FREE_KEYS = {"threads", "runs_dir"} | {
 }  # fmt: skip
 
 FREE_SECTIONS = ("preflight.", "inference.")
-
-
-FREE_OF_EVALUATE = {f"evaluate.{key}" for key in EvaluateConfig.model_fields} - {
-    "evaluate.stride",
-    "evaluate.batch_size",
-}
+FREE_OF_EVALUATE = {f"evaluate.{key}" for key in EvaluateConfig.model_fields.keys() - {"stride", "batch_size"}}
 
 
 class Difference(NamedTuple):

@@ -97,6 +97,26 @@ class PretrainConfig(StageSection):
     min_learning_rate_ratio: Annotated[
         float, Field(ge=0, le=1, description="learning rate at the end, as a share of the peak"), REAL
     ] = 0.0
+    z_loss: Annotated[
+        float, Field(ge=0, le=1, description="share of log(Z)^2 in the gradient, keeps logits small; 0: off"), REAL
+    ] = 0.0
+    parallel: Annotated[
+        Literal["ddp", "fsdp", "hsdp"],
+        Field(
+            description="ddp: each rank has the whole model; fsdp: all ranks share one; hsdp: the ranks of a node do"
+        ),
+    ] = "ddp"
+    activation_checkpointing: Annotated[
+        Literal["none", "selective", "full"],
+        Field(
+            description="what layers compute anew in the backward pass to save memory; selective: all but the products"
+        ),
+    ] = "none"
+    loss_chunk_size: Annotated[
+        int | None,
+        Field(ge=1, le=MOST, description="tokens whose logits are in memory at once; null: all of a forward pass"),
+        WHOLE,
+    ] = None
     precision: Annotated[
         Literal["auto", "fp32", "bf16"], Field(description="of the forward pass; auto: bf16 where the GPU has it")
     ] = "auto"
@@ -105,8 +125,27 @@ class PretrainConfig(StageSection):
         Field(description="torch.compile; true: an error without a C compiler, auto: a warning"),
         BeforeValidator(_compile),
     ] = "auto"
+    peak_tflops: Annotated[
+        float | None,
+        Field(
+            gt=0, le=1e9, description="TFLOP/s that one rank could make at best, for MFU; null: its GPU's data sheet"
+        ),
+        REAL,
+    ] = None
+    mfu: Annotated[float, Field(gt=0, le=1, description="share of peak_tflops that plan reckons hours with"), REAL] = (
+        0.4
+    )
+    memory_gb: Annotated[
+        float | None,
+        Field(gt=0, le=1e6, description="memory of a rank's GPU, GB; what is estimated to need more is refused"),
+        REAL,
+    ] = None
     save_interval: Annotated[int, Field(ge=1, le=MOST, description="steps between checkpoints"), WHOLE] = 250
     log_interval: Annotated[int, Field(ge=1, le=MOST, description="steps between lines of metrics"), WHOLE] = 10
+    sinks: Annotated[
+        list[Literal["tensorboard", "wandb"]],
+        Field(description="where metrics also go: files in the Run's folder sinks; wandb is offline by default"),
+    ] = []
     keep_last: Annotated[
         int, Field(ge=1, le=1_000_000, description="newest checkpoints to keep; the first is always kept"), WHOLE
     ] = 3

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pipeline import sizes
 from pipeline.checks import Rule
 from pipeline.config import Config
+
+USABLE = 0.9  # of a GPU's memory: the rest goes to CUDA, NCCL and what the allocator cannot use
 
 
 def fitting(value: int, unit: int) -> str:
@@ -118,6 +121,16 @@ def _init_from(config: Config) -> str | None:
     )
 
 
+def _memory(config: Config) -> str | None:
+    limit, needed = config.pretrain.memory_gb, sizes.memory(config).total / 1e9
+    if limit is None or needed <= limit * USABLE:
+        return None
+    return (
+        f"a rank would need about {needed:.1f} GB, of {limit:g} GB {USABLE:.0%} can be counted on; lower "
+        "micro_batch_size or loss_chunk_size, set activation_checkpointing to selective or full, or parallel to fsdp"
+    )
+
+
 RULES: list[Rule[Config]] = [
     Rule(
         ("pretrain.global_batch_size", "pretrain.micro_batch_size", "pretrain.nproc_per_node", "pretrain.nodes"),
@@ -129,6 +142,16 @@ RULES: list[Rule[Config]] = [
     Rule(
         ("pretrain.warmup_steps", "pretrain.decay_fraction", "pretrain.max_steps", "pretrain.schedule"),
         _decay,
+    ),
+    Rule(
+        (
+            "pretrain.memory_gb",
+            "pretrain.micro_batch_size",
+            "pretrain.loss_chunk_size",
+            "pretrain.activation_checkpointing",
+            "pretrain.parallel",
+        ),
+        _memory,
     ),
     Rule(("inference.max_new_tokens", "pretrain.sequence_length"), _new_tokens),
     Rule(("pretrain.init_from", "tokenize.tokenizer"), _init_from),

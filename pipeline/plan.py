@@ -10,6 +10,7 @@ from pipeline import sizes
 from pipeline.cluster import Cluster
 from pipeline.config import Config
 from pipeline.errors import UserError
+from pipeline.estimate import estimate
 from pipeline.ettr import Reliability
 from pipeline.flags import PARALLEL, gpus_of, sbatch_flags, signal_lead
 from pipeline.launch import launch_file
@@ -65,6 +66,14 @@ class Measured:
     restart_seconds: float | None = None  # from the start of a job script to the first step
 
 
+class MisfitError(UserError):
+    """The Config asks for more than the Cluster has; what follows from the Config alone is known all the same."""
+
+    def __init__(self, message: str, derived: dict[str, str]) -> None:
+        super().__init__(message)
+        self.derived = derived
+
+
 def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | None = None) -> Plan:
     """Compute the Plan of a whole chain. Nothing is read, written or run."""
     measured = measured or Measured()
@@ -85,16 +94,20 @@ def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | N
 def _check_ranks(config: Config, cluster: Cluster) -> None:
     nodes, ranks = config.pretrain.nodes, config.pretrain.nproc_per_node
     if cluster.scheduler == "local" and nodes > 1:
-        raise UserError(f"pretrain.nodes: {nodes}, but this machine is one node; write 1, or give --cluster FILE")
+        raise MisfitError(
+            f"pretrain.nodes: {nodes}, but this machine is one node; write 1, or give --cluster FILE", estimate(config)
+        )
     if cluster.scheduler == "local" and cluster.cores and ranks > cluster.cores:
-        raise UserError(
+        raise MisfitError(
             f"pretrain.nproc_per_node: {ranks} ranks, but this machine has {cluster.cores} cores; "
-            f"write {cluster.cores} or fewer"
+            f"write {cluster.cores} or fewer, or give --cluster FILE",
+            estimate(config),
         )
     if cluster.gpus_per_node and ranks > cluster.gpus_per_node:
-        raise UserError(
+        raise MisfitError(
             f"pretrain.nproc_per_node: {ranks} ranks, but a node of {cluster.name} has {cluster.gpus_per_node} GPUs; "
-            f"write {cluster.gpus_per_node} or fewer"
+            f"write {cluster.gpus_per_node} or fewer",
+            estimate(config),
         )
 
 
@@ -164,20 +177,8 @@ def _useful_seconds(config: Config, cluster: Cluster) -> float:
 
 def derive(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
     """List the values that follow from the Config, each with its arithmetic."""
-    model, pretrain, vocab_size = config.model, config.pretrain, config.tokenize.vocab_size
-    total = sizes.num_parameters(model, vocab_size)
-    flops = sizes.flops_per_token(model, vocab_size, pretrain.sequence_length)
-    tokens = sizes.tokens_per_step(config)
-    head = "tied head" if model.tie_word_embeddings else "head of its own"
-    derived = {
-        "parameters": f"{total:,} = {sizes.layer_parameters(model):,} in {model.num_hidden_layers} layers + "
-        f"embedding of {vocab_size:,} x {model.hidden_size} ({head}) + norms",
-        "FLOPs per token": f"{flops:.3g} = 6 N + 12 L D T",
-        "tokens per step": f"{tokens:,} = {pretrain.global_batch_size} sequences x {pretrain.sequence_length}",
-        "tokens in all": f"{tokens * pretrain.max_steps:,} = {pretrain.max_steps:,} steps x {tokens:,}",
-        "FLOPs in all": f"{flops * tokens * pretrain.max_steps:.3g}",
-        "checkpoint": f"{sizes.checkpoint_bytes(config) / 1e6:,.1f} MB: fp32 weights and optimizer state",
-    }
+    pretrain = config.pretrain
+    derived = estimate(config)
     if cluster.cores:
         threads = config.threads or max(1, cluster.cores // pretrain.nproc_per_node)
         derived["CPU threads"] = (

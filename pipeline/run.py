@@ -97,6 +97,11 @@ class Run:
         return self.root / "metrics.jsonl"
 
     @property
+    def sinks(self) -> Path:
+        """Hold what TensorBoard and W&B read."""
+        return self.root / "sinks"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from parallel_ranks import train_alike
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -85,6 +86,8 @@ def two_ranks(root: Path) -> None:
         check(root / "plain1", 1, sharded=sharded)
         save(root / f"{'sharded' if sharded else 'plain'}2", 1, 2, sharded=sharded)
         check(root / f"{'sharded' if sharded else 'plain'}2", 2, sharded=sharded)
+    (root / "parallel").mkdir(exist_ok=True)
+    train_alike(root / "parallel")
     fall_back_alike(root / "damaged", rank)
     see_it_late(root / "late", rank)
     fail_alike(root / "failed", rank)

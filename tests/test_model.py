@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pipeline.lm.model import IGNORE_INDEX, Transformer, flops_per_token, num_parameters
+from pipeline import sizes
+from pipeline.config_pretrain import ModelConfig
+from pipeline.lm.loss import IGNORE_INDEX, chunked_cross_entropy, with_z_loss
+from pipeline.lm.model import Transformer, num_parameters
+from pipeline.lm.parallel import prepare_block
 
 V, T = 50, 16
 
@@ -125,5 +130,50 @@ def test_the_seed_alone_decides_the_weights() -> None:
 def test_flops_count_the_weights_that_multiply() -> None:
     model = make(tie_word_embeddings=False, num_key_value_heads=None)
     N = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name)
-    assert flops_per_token(model.config, V, T) == 6 * N + 12 * 2 * 32 * T
+    full = ModelConfig.model_validate(vars(model.config))
+    assert sizes.flops_per_token(full, V, T) == 6 * N + 12 * 2 * 32 * T
     assert num_parameters(model, embedding=False) == num_parameters(model) - V * 32
+
+
+def losses(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, **how: Any) -> list[torch.Tensor]:
+    """Return the loss and the gradients of hidden states and head, times 0.5."""
+    x, weight = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+    if "chunk_size" in how:
+        loss = chunked_cross_entropy(x, weight, targets, **how)
+    else:
+        logits = x @ weight.T
+        loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORE_INDEX)
+        loss = with_z_loss(loss, logits, targets, how["z_loss"])
+    (loss * 0.5).backward()
+    return [loss.detach(), x.grad, weight.grad]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+@pytest.mark.parametrize("chunk_size", [1, 7, 100])
+def test_a_loss_in_chunks_is_the_loss_of_the_whole(chunk_size: int, z_loss: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = torch.randn(20, 8, generator=generator), torch.randn(V, 8, generator=generator)
+    targets = torch.randint(V, (20,), generator=generator)
+    targets[3:6] = IGNORE_INDEX
+    wanted = losses(hidden, head, targets, z_loss=z_loss)
+    for got, want in zip(losses(hidden, head, targets, z_loss=z_loss, chunk_size=chunk_size), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_z_loss_shrinks_the_normalizer_and_does_not_show_in_the_loss() -> None:
+    plain, pulled = (losses(torch.ones(1, 4), torch.ones(V, 4), torch.zeros(1).long(), z_loss=z) for z in (0.0, 1.0))
+    assert plain[0] == pulled[0]
+    log_z = 4 + math.log(V)  # all logits are 4, and d log(Z)^2 / dx = 2 log(Z) x the mean row of the head
+    torch.testing.assert_close(pulled[1] - plain[1], torch.full((1, 4), 0.5 * 2 * log_z))
+
+
+@pytest.mark.parametrize("recomputes", ["selective", "full"])
+def test_recomputed_layers_have_the_same_gradients_bit_for_bit(recomputes: str) -> None:
+    gradients = []
+    for how in ("none", recomputes):
+        model = make()
+        for block in model.model.layers:
+            prepare_block(block, how, compiled=False)
+        model(tokens(), tokens(), reduction="sum").backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ import torch
 from torch.optim import Muon
 
 from pipeline.lm.model import Transformer
-from pipeline.lm.optim import CPUMuon, build_optimizers, learning_rate_scale, orthogonalize, set_learning_rate
+from pipeline.lm.muon import SharedMuon, orthogonalize
+from pipeline.lm.optim import build_optimizers, learning_rate_scale, set_learning_rate
 
 
 def make(optimizer: str, *, tied: bool = True) -> tuple[Transformer, list[torch.optim.Optimizer]]:
@@ -63,7 +64,7 @@ def test_muon_takes_the_matrices_inside_layers() -> None:
     model, optimizers = make("muon", tied=False)
     for name, group in groups(model, optimizers).items():
         is_matrix = name.endswith("_proj.weight")
-        assert group == (("CPUMuon", 2e-2, 0.1) if is_matrix else ("AdamW", 3e-3, 0.0)), name
+        assert group == (("SharedMuon", 2e-2, 0.1) if is_matrix else ("AdamW", 3e-3, 0.0)), name
 
 
 def test_adamw_decays_matrices_only() -> None:
@@ -101,7 +102,7 @@ def test_the_state_dict_continues_exactly(optimizer: str) -> None:
 def test_cpu_muon_is_torch_muon_up_to_bf16() -> None:
     start, gradients = torch.randn(24, 16), [torch.randn(24, 16) for _ in range(3)]
     ends = []
-    for kind in (CPUMuon, Muon):
+    for kind in (SharedMuon, Muon):
         p = torch.nn.Parameter(start.clone())
         optimizer = kind([p], lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
         for gradient in gradients:

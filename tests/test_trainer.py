@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline import sizes
 from pipeline.config import Config
 from pipeline.errors import DivergedError
 from pipeline.files import read_lines
@@ -150,6 +151,38 @@ def test_steps_count_as_kept_once_their_checkpoint_is_on_disk(tmp_path: Path) ->
     assert during == [0]
     assert [step for step, *_ in ledger.marks] == [0, 4, 7]
     assert ledger.first == 0
+
+
+class Record:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, int]] = []
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        assert values["loss"] > 0
+        self.lines.append(("write", step))
+
+    def rewind(self, step: int) -> None:
+        self.lines.append(("rewind", step))
+
+    def close(self) -> None: ...
+
+
+def test_a_log_line_tells_where_the_time_went_and_goes_to_the_sinks_too(tmp_path: Path) -> None:
+    sink = Record()
+    trainer(tmp_path, config(peak_tflops=1e-3), stop_after=4, sinks=[sink]).train()
+    trainer(tmp_path, config(peak_tflops=1e-3, max_steps=5), sinks=[sink]).train()
+    assert sink.lines == [*(("write", step) for step in (1, 2, 3, 4)), ("rewind", 4), ("write", 5)]
+    for line in read_lines(tmp_path / "metrics.jsonl"):
+        seconds = 64 / line["tokens_per_s"]  # 64 tokens a step
+        split = [line[f"{kind}_s"] for kind in ("data", "forward_backward", "optimizer")]
+        assert all(part >= 0 for part in split)
+        assert 0 < sum(split) <= seconds * 1.01
+        flops = sizes.flops_per_token(config().model, 300, 16)
+        assert line["mfu"] == pytest.approx(line["tokens_per_s"] * flops / 1e9, rel=0.01)
+        assert line["peak_memory"] > 1e7
+        assert line["save_s"] >= 0
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.lm.hardware import Hardware
-from pipeline.lm.model import IGNORE_INDEX, Transformer
+from pipeline.lm.loss import IGNORE_INDEX
+from pipeline.lm.model import Transformer
 
 Values = dict[str, list[float]]
 Poll = Callable[[], None]

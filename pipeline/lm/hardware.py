@@ -29,6 +29,7 @@ class Hardware:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_world_size: int = 1  # ranks on this machine
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context that forward passes run in: weights stay fp32, matrix products are bf16."""
@@ -59,6 +60,7 @@ def choose_hardware(config: Config, recorded: dict[str, Any] | None = None) -> H
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
+        local_world_size=local_size,
     )
 
 

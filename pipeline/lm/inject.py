@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import UserError
+from pipeline.lm.muon import local
 
 VARIABLE = "PIPELINE_INJECT"
 ACTIONS = (
@@ -89,13 +90,13 @@ class Injector:
         if self.wants(batch, "nan_grad"):
             parameter = next(p for p in model.parameters() if p.grad is not None)
             assert parameter.grad is not None
-            parameter.grad.view(-1)[0] = float("nan")
+            local(parameter.grad).view(-1)[0] = float("nan")
 
     def weights(self, step: int, model: nn.Module) -> None:
         """Spoil one weight after `step` if that is asked for."""
         if self.wants(step, "nan_weight"):
             with torch.no_grad():
-                next(model.parameters()).view(-1)[0] = float("nan")
+                local(next(model.parameters())).view(-1)[0] = float("nan")
 
     def save(self, step: int) -> None:
         """Hold up or fail the save of `step` if that is asked for; called in the writer's thread."""

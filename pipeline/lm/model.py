@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from pipeline.lm.loss import IGNORE_INDEX, chunked_cross_entropy, with_z_loss
+
 if TYPE_CHECKING:
     from pipeline.config_pretrain import ModelConfig
-
-IGNORE_INDEX = -100
-"""A target with this value is not predicted: its loss is 0 and it does not count in the mean."""
 
 
 class KVCache:
@@ -157,19 +156,28 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         cache: KVCache | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
+        *,
+        z_loss: float = 0.0,
+        chunk_size: int | None = None,
     ) -> Tensor:
         """Return logits (B, T, V) of ids (B, T) int64, or with targets (B, T) their negative log-likelihood in nats.
 
         The loss is a scalar, or (B, T) with `reduction="none"`; targets of IGNORE_INDEX are left out.
         A cache is read and filled: ids are then the tokens after those it holds.
+        For training, with `reduction="sum"`: `z_loss` is the share of log(Z)^2 in the gradient, and logits of
+        `chunk_size` tokens are made at a time.
         """
         x = self.model(ids, cache)
-        logits = F.linear(x, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        if targets is not None and chunk_size is not None:
+            return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten(), chunk_size, z_loss)
+        logits = F.linear(x, head)
         if targets is None:
-            return cast(Tensor, logits)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction
-        )
+            return logits
+        logits = logits.flatten(0, 1).float()
+        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction)
+        if z_loss:
+            loss = with_z_loss(loss, logits, targets.flatten(), z_loss)
         return loss.view_as(targets) if reduction == "none" else loss
 
     def new_cache(self, batch_size: int, max_length: int | None = None) -> KVCache:
@@ -231,15 +239,3 @@ def apply_rope(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 def num_parameters(model: nn.Module, *, embedding: bool = True) -> int:
     """Count the parameters of a Transformer, without the input embedding if not `embedding`."""
     return sum(p.numel() for name, p in model.named_parameters() if embedding or "embed_tokens" not in name)
-
-
-def flops_per_token(config: ModelConfig, vocab_size: int, sequence_length: int) -> float:
-    """Return the FLOPs of forward and backward per token: 6 N + 12 L D T (PaLM, Chowdhery et al. 2022, appendix B).
-
-    N are the weights that multiply: those of the layers and the head, tied or not; neither look-up nor norms.
-    The attention term counts the full T x T square, as PaLM does, although half of it is masked.
-    """
-    D, L, E = config.hidden_size, config.num_hidden_layers, head_size(config)
-    attention = 2 * D * E * (config.num_attention_heads + kv_heads(config))
-    N = L * (attention + 3 * D * config.intermediate_size) + vocab_size * D
-    return 6.0 * N + 12.0 * L * D * sequence_length

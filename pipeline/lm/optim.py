@@ -6,50 +6,15 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from pipeline.lm.muon import SharedMuon
 
 if TYPE_CHECKING:
     from pipeline.config_pretrain import PretrainConfig
 
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
-
-
-class CPUMuon(Muon):
-    """torch.optim.Muon with its Newton-Schulz iteration in fp32, for CPUs; the state dict is the same.
-
-    torch.optim.Muon iterates in bf16, which CPUs without bf16 units emulate: 0.8 GF/s instead of 56 on a Zen 3 core,
-    which is 60 % of the time of a small model's step against 7 %.
-    Always with Nesterov momentum and `match_rms_adamw`, as `build_optimizers` asks of both.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make one update; there is no closure."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
-                momentum = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonalize(
-                    p.grad.lerp(momentum, group["momentum"]), group["ns_coefficients"], group["ns_steps"]
-                )
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update, alpha=-0.2 * math.sqrt(max(p.shape)) * group["lr"])  # match_rms_adamw
-
-
-def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
-    """Push the singular values of a matrix towards 1 by the quintic Newton-Schulz iteration (Jordan et al. 2024)."""
-    a, b, c = coefficients
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = x / x.norm().clamp(min=1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
 def build_optimizers(model: nn.Module, config: PretrainConfig) -> list[Optimizer]:
@@ -65,9 +30,8 @@ def build_optimizers(model: nn.Module, config: PretrainConfig) -> list[Optimizer
         # Named by the table, not by the head: with tied embeddings there is no head.
         tables = [p for name, p in named if p.ndim == 2 and ".layers." not in name]
         norms = [p for _, p in named if p.ndim < 2]
-        muon = CPUMuon if named[0][1].device.type == "cpu" else Muon
         return _with_base_lr(
-            muon(
+            SharedMuon(
                 [{"params": matrices}],
                 lr=config.muon_learning_rate,
                 weight_decay=config.weight_decay,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,10 @@ from pipeline.lm.batches import Batches
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.inject import Injector
 from pipeline.lm.ledger import Ledger
-from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers, learning_rate_scale, set_learning_rate
+from pipeline.lm.parallel import build_model, whole
 from pipeline.lm.stragglers import OwnTime
+from pipeline.lm.timing import StepClock
 
 
 class Stepper:
@@ -30,19 +31,15 @@ class Stepper:
     ) -> None:
         self.config, self.hardware, self.batches = config, hardware, batches
         self.injector, self.ledger = injector, ledger
-        self.model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
-        self.model.init_weights(config.seed)
-        self.model.to(hardware.device)
+        self.model, self.forward = build_model(config, hardware)
         self.optimizers = build_optimizers(self.model, config.pretrain)
-        self.parallel: nn.Module = self.model
-        if hardware.world_size > 1:
-            self.parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        self.forward: Callable[..., Tensor] = torch.compile(self.parallel) if hardware.compile else self.parallel
         self.step = self.tokens = self.batch_offset = 0
         self.stepped = False  # by this process
-        self._settled = hardware.world_size == 1
+        self.replicated = isinstance(self.forward, DistributedDataParallel)
+        self._settled = not self.replicated
         self.own_time = OwnTime(hardware.device)
-        if hardware.world_size > 1:
+        self.clock = StepClock(hardware.device)
+        if self.replicated:
             self.own_time.watch(self.model)
 
     @property
@@ -60,17 +57,20 @@ class Stepper:
             decay_fraction=pretrain.decay_fraction, final_ratio=pretrain.min_learning_rate_ratio,
         )  # fmt: skip
         set_learning_rate(self.optimizers, scale)
-        share = self._backward()
+        parts = self._begin()
+        with self.clock.during("forward_backward"):
+            share = self._backward(parts)
         self.injector.gradients(self.step + self.batch_offset + 1, self.model)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), pretrain.grad_clip or math.inf)
+        norm = self._clip(pretrain.grad_clip or math.inf)
         loss, diverged = self._agreed_loss(share, norm)
         if diverged:
             raise DivergedError(
                 f"step {self.step + 1}: loss {loss}, gradient norm {norm.item()}; nothing of it was saved. "
                 "Lower pretrain.learning_rate or pretrain.muon_learning_rate, or raise warmup_steps"
             )
-        for optimizer in self.optimizers:
-            optimizer.step()
+        with self.clock.during("optimizer"):
+            for optimizer in self.optimizers:
+                optimizer.step()
         self.forget_gradients()
         self.step += 1
         self.tokens += sizes.tokens_per_step(self.config)
@@ -85,28 +85,32 @@ class Stepper:
     def refuse_non_finite(self) -> None:
         """Raise DivergedError on all ranks if any weight is not finite: the newest checkpoint must stay healthy."""
         weights = [parameter.detach() for parameter in self.model.parameters()]
-        bad = (~torch.isfinite(nn.utils.get_total_norm(weights))).to(torch.int32)
+        bad = (~torch.isfinite(whole(nn.utils.get_total_norm(weights)))).to(torch.int32)
         if self.hardware.world_size > 1:
             dist.all_reduce(bad, dist.ReduceOp.MAX)
         if bad.item():
             raise DivergedError(f"step {self.step}: a weight is not finite; this step was not saved")
 
-    def _backward(self) -> Tensor:
-        """Accumulate the gradient of the mean loss over the global batch; return this rank's part x world size."""
-        world_size = self.hardware.world_size
+    def _begin(self) -> tuple[Tensor, ...]:
+        """Begin a step: return this rank's micro-batches."""
         self._settle_sums()
         self.own_time.start()
         self.injector.before_step(self.step + 1)
-        with self.ledger.during("data"):
-            parts = self._parts()
+        with self.ledger.during("data"), self.clock.during("data"):
+            return self._parts()
+
+    def _backward(self, parts: tuple[Tensor, ...]) -> Tensor:
+        """Accumulate the gradient of the mean loss over the global batch; return this rank's part x world size."""
+        world_size = self.hardware.world_size
         # The first step compiles: that is start-up.
         self.ledger.enter("step" if self.stepped or not self.hardware.compile else "startup")
         # DDP takes the mean over ranks, each of which holds 1 / world_size of the tokens.
         share = world_size / sizes.tokens_per_step(self.config)
         total = torch.zeros((), device=self.hardware.device)
         for number, part in enumerate(parts, start=1):
-            if isinstance(self.parallel, DistributedDataParallel):
-                self.parallel.require_backward_grad_sync = number == len(parts)
+            # Sharded gradients are shared out after every part: whole ones would not fit.
+            if isinstance(self.forward, DistributedDataParallel):
+                self.forward.require_backward_grad_sync = number == len(parts)
             loss = self.injector.loss(self.step + self.batch_offset + 1, self._loss(part) * share)
             if number == len(parts):
                 self.own_time.last_part()
@@ -135,7 +139,20 @@ class Stepper:
     def _loss(self, part: Tensor) -> Tensor:
         """Return the sum of the losses of all tokens of a micro-batch."""
         with self.hardware.autocast():
-            return self.forward(part[:, :-1], part[:, 1:], reduction="sum")
+            return cast(
+                Tensor,
+                self.forward(
+                    part[:, :-1], part[:, 1:], reduction="sum",
+                    z_loss=self.config.pretrain.z_loss, chunk_size=self.config.pretrain.loss_chunk_size,
+                ),
+            )  # fmt: skip
+
+    def _clip(self, most: float) -> Tensor:
+        """Scale the gradient down to a norm of `most` where it is larger; return the norm that it had."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = whole(nn.utils.get_total_norm(gradients))
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), most, norm)
+        return norm
 
     def _agreed_loss(self, share: Tensor, norm: Tensor) -> tuple[float, bool]:
         """Return the mean loss over all ranks, and whether any rank saw something that is not finite."""

@@ -28,7 +28,8 @@ class Straggler:
 class OwnTime:
     """Measure a step from its start to the last gradient of this rank; what follows is waiting for the others.
 
-    On a GPU by events, since the CPU only queues the work.
+    On a GPU by events, since the CPU only queues the work. Without `watch` nothing is measured: where weights are
+    sharded, a rank waits for the others in every layer, and has no time of its own that could be told apart.
     """
 
     device: str
@@ -54,14 +55,14 @@ class OwnTime:
     def start(self) -> None:
         self._start = self._end = time.perf_counter()
         self._missing = math.inf
-        if self.device != "cpu":
+        if self.device != "cpu" and self._parameters:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             first.record()
             self._events.append((first, last))
 
     def last_part(self) -> None:
         """Note that the backward pass that begins now is the last of this step."""
-        self._missing = self._parameters
+        self._missing = self._parameters or math.inf
 
     def _gradient(self, parameter: Tensor) -> None:
         self._end = time.perf_counter()

@@ -25,8 +25,10 @@ from pipeline.lm.inject import Injector
 from pipeline.lm.ledger import Ledger, Mark
 from pipeline.lm.origin import changes
 from pipeline.lm.saver import LIMIT, Hooks, Saved, Saver
+from pipeline.lm.sinks import Sink, numbers
 from pipeline.lm.stepper import Stepper
 from pipeline.lm.stragglers import Stragglers
+from pipeline.lm.timing import StepClock, measured, peak_flops
 from pipeline.lm.watchdog import Watchdog
 
 STEPPER_COUNTERS = ("step", "tokens", "batch_offset")
@@ -54,6 +56,7 @@ class Files:
     fence: Callable[[], None] = lambda: None  # raises where another process has taken this Run over
     ledger: Ledger = field(default_factory=lambda: Ledger(time.time(), lambda account: None))
     watchdog: Watchdog | None = None
+    sinks: list[Sink] = field(default_factory=list)  # that get every line of metrics too, on rank 0
 
 
 class Trainer:
@@ -68,6 +71,9 @@ class Trainer:
         self.saver = Saver(files.checkpoints, about, Hooks(self._before_publish, self._saved))
         self.spikes = SpikeDetector(config.pretrain.spike_threshold, config.pretrain.spike_window)
         self.stragglers = Stragglers(config.pretrain.straggler_threshold)
+        length = config.pretrain.sequence_length
+        self.flops_per_token = sizes.flops_per_token(config.model, config.tokenize.vocab_size, length)
+        self.peak = peak_flops(config.pretrain.peak_tflops, hardware.device)
         self._mark: Mark = (0, 0.0, 0.0)  # of the save in flight
         if files.watchdog:
             files.watchdog.waits = lambda: self.stepper.own_time.waits
@@ -98,7 +104,7 @@ class Trainer:
         else:
             self._begin()
             self._checkpoint()  # an untrained one: a disk that cannot be written is found before the first hour
-        clock = StepClock()
+        clock = self.stepper.clock = StepClock(self.hardware.device)
         while self.step < self.config.pretrain.max_steps:
             self.saver.poll()
             stop, save = self._agree()
@@ -215,9 +221,11 @@ class Trainer:
         self._name_stragglers()
         if self.is_main:
             record: dict[str, Any] = {"step": self.step, "tokens": self.stepper.tokens, "loss": loss}
-            record |= {"lr": self.stepper.learning_rate}
-            record |= {"grad_norm": grad_norm, "tokens_per_s": clock.tokens_per_s(), "mfu": None, "time": time.time()}
+            record |= {"lr": self.stepper.learning_rate, "grad_norm": grad_norm, "time": time.time()}
+            record |= measured(clock, self.flops_per_token, self.peak, self.hardware.world_size, self.hardware.device)
             append_line(self.files.metrics, record, self.files.fence)
+            for sink in self.files.sinks:
+                sink.write(self.step, numbers(record))
         clock.restart()
 
     def _name_stragglers(self) -> None:
@@ -279,29 +287,11 @@ class Trainer:
                 print(f"changed since {loaded.path.name}: {'; '.join(changed)}")
                 self.files.event("changed", step=self.step, changes=changed)
             cut_back(self.files.metrics, self.step)
+            for sink in self.files.sinks:
+                sink.rewind(self.step)
             self.files.event("resume", step=self.step, seconds=round(time.monotonic() - started, 3))
             print(f"resume from step {self.step} of {self.config.pretrain.max_steps}")
         return True
-
-
-class StepClock:
-    """Measure tokens per second between two log lines, without the time that saves take."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.tokens, self.seconds, self.last = 0, 0.0, time.monotonic()
-
-    def add_step(self, tokens: int) -> None:
-        now = time.monotonic()
-        self.tokens, self.seconds, self.last = self.tokens + tokens, self.seconds + now - self.last, now
-
-    def skip(self) -> None:
-        self.last = time.monotonic()
-
-    def tokens_per_s(self) -> float:
-        return round(self.tokens / self.seconds, 1) if self.seconds > 0 else 0.0
 
 
 def cut_back(metrics: Path, step: int) -> None:

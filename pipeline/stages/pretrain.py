@@ -23,6 +23,7 @@ from pipeline.lm.hardware import Hardware, choose_hardware, end_ranks, start_ran
 from pipeline.lm.ledger import Ledger
 from pipeline.lm.origin import origin
 from pipeline.lm.shards import TokenShards
+from pipeline.lm.sinks import Sink, open_sinks
 from pipeline.lm.trainer import Files, Outcome, Trainer
 from pipeline.lm.verified import verify_shards
 from pipeline.lm.watchdog import Around, Rank, Watchdog
@@ -63,13 +64,16 @@ def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
 def _train(run: Run, config: Config, attempt: Attempt, hardware: Hardware, watchdog: Watchdog) -> Outcome:
     shards = _shards(run, config, attempt, watchdog)
     batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
-    files = _files(run, config, attempt, watchdog)
+    sinks = _sinks(run, config) if attempt.rank == 0 else []
+    files = _files(run, config, attempt, watchdog, sinks)
     if attempt.rank == 0:
         files.ledger.write(now=True)  # from here on its time is accounted for, however it ends
     trainer = Trainer(config, hardware, batches, files, origin(config, shards))
     try:
         return trainer.train()
     finally:
+        for sink in sinks:
+            sink.close()
         if attempt.rank == 0:
             files.ledger.write(now=True)
 
@@ -87,6 +91,11 @@ def _shards(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog) -> T
         print(f"{found.hashed} of {found.shards} token shards hashed, {found.bytes / 1e9:.2f} GB in {seconds:.1f} s")
         _event(run, attempt)("shards verified", **asdict(found), seconds=round(seconds, 3))
     return shards
+
+
+def _sinks(run: Run, config: Config) -> list[Sink]:
+    record: dict[str, Any] = read_json(run.record) or {}
+    return open_sinks(list(config.pretrain.sinks), run.sinks, run.name, str(record.get("id", run.name)))
 
 
 def _settle(run: Run, config: Config) -> Hardware:
@@ -142,7 +151,7 @@ def _event(run: Run, attempt: Attempt) -> Callable[..., None]:
     return event
 
 
-def _files(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog) -> Files:
+def _files(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog, sinks: list[Sink]) -> Files:
     def write_ledger(account: dict[str, Any]) -> None:
         fence(run, attempt)
         about = {"job_id": attempt.job_id, "attempt": attempt.number, "host": socket.gethostname()}
@@ -159,6 +168,7 @@ def _files(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog) -> Fi
         fence=lambda: fence(run, attempt),
         ledger=Ledger(attempt.began, write_ledger),
         watchdog=watchdog,
+        sinks=sinks,
     )
 
 
