@@ -72,6 +72,15 @@ class Run:
         return self.data / "tokenizer.model"
 
     @property
+    def pieces(self) -> Path:
+        """Where the pieces that the input is cut into are listed."""
+        return self.data / "pieces.json"
+
+    def piece(self, number: int) -> Path:
+        """Where a piece lies that is encoded; there once it is whole, gone when the index is there."""
+        return self.data / "pieces" / f"{number:05d}"
+
+    @property
     def index(self) -> Path:
         return self.data / "index.json"
 
