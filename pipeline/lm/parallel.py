@@ -26,70 +26,85 @@ class LostProcessError(Exception):
 def in_processes(work: Callable[[Item], Result], items: Sequence[Item], processes: int) -> Iterator[Result]:
     """Give `work(item)` for each item, in their order, made by at most `processes` at a time; by one: in this one.
 
-    Each item has a process to itself, forked here, so memory is given back after it and nothing is shared. An exception
-    comes back as it is; LostProcessError where a process was killed. Whatever ends the iteration ends all processes.
+    The processes are forked here and take item after item, so what `work` remembers is remembered. An exception comes
+    back as it is; LostProcessError where a process was killed. Whatever ends the iteration ends all processes.
     """
     if processes <= 1 or len(items) <= 1:
         yield from map(work, items)
         return
-    context = get_context("fork")  # nothing has to be imported again, and the tokenizer is there already
-    running: dict[Connection, tuple[int, ForkProcess]] = {}
+    workers = []
     results: dict[int, Result] = {}
     started = given = 0
     try:
+        workers = [_Worker(work, items) for _ in range(min(processes, len(items)))]
         while given < len(items):
-            while len(running) < processes and started < min(len(items), given + AHEAD * processes):
-                here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(work, items[started], there, os.getpid()))
-                process.start()
-                there.close()  # or its end would not be seen here
-                running[here] = started, process
-                started += 1
-            for connection in wait(list(running)):
+            for worker in workers:
+                if worker.item is None and started < min(len(items), given + AHEAD * processes):
+                    worker.begin(started)
+                    started += 1
+            busy = {worker.connection: worker for worker in workers if worker.item is not None}
+            for connection in wait(list(busy)):
                 assert isinstance(connection, Connection)
-                number, process = running.pop(connection)
-                results[number] = _result(connection, process)
+                number, result = busy[connection].result()
+                results[number] = result
             while given in results:
                 yield results.pop(given)
                 given += 1
     finally:
-        for _, process in running.values():
-            process.kill()
-            process.join()
+        for worker in workers:
+            worker.end()
 
 
-def _result(connection: Connection, process: ForkProcess) -> Any:
-    """Return what a process sent, or raise it."""
-    try:
-        error, value = connection.recv()
-    except EOFError:
-        process.join()
-        code = process.exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        hint = "; often the machine ran out of memory" if code == -signal.SIGKILL else ""
-        raise LostProcessError(f"process {process.pid} {how} and left no result{hint}") from None
-    finally:
-        connection.close()
-    process.join()
-    if error is not None:
-        raise error
-    return value
+class _Worker:
+    """A forked process that does one item at a time."""
+
+    def __init__(self, work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        context = get_context("fork")  # nothing has to be imported again, and the tokenizer is there already
+        self.connection, there = context.Pipe()
+        self.process: ForkProcess = context.Process(target=_serve, args=(work, items, there, os.getpid()))
+        self.process.start()
+        there.close()  # or its end would not be seen here
+        self.item: int | None = None
+
+    def begin(self, item: int) -> None:
+        self.item = item
+        self.connection.send(item)
+
+    def result(self) -> tuple[int, Any]:
+        """Return the number of the item and what came of it, or raise what it raised."""
+        item, self.item = self.item, None
+        assert item is not None
+        try:
+            error, value = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            hint = "; often the machine ran out of memory" if code == -signal.SIGKILL else ""
+            raise LostProcessError(f"process {self.process.pid} {how} and left no result{hint}") from None
+        if error is not None:
+            raise error
+        return item, value
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
 
 
-def _child(work: Callable[[Any], Any], item: Any, connection: Connection, parent: int) -> None:
+def _serve(work: Callable[[Any], Any], items: Sequence[Any], connection: Connection, parent: int) -> None:
     for number in STOP_SIGNALS:  # the parent takes them, and ends us
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    error, value = None, None
-    try:
-        value = work(item)
-    except BaseException as raised:
-        error = raised
-    try:
-        connection.send((error, value))
-    except Exception:  # of an exception that cannot be sent
-        connection.send((RuntimeError(f"{type(error).__name__}: {error}"), None))
-    connection.close()
-    os._exit(0)  # what the parent has registered for its own end is none of ours
+    while os.getppid() == parent:
+        item = connection.recv()
+        error, value = None, None
+        try:
+            value = work(items[item])
+        except BaseException as raised:
+            error = raised
+        try:
+            connection.send((error, value))
+        except Exception:  # of an exception that cannot be sent
+            connection.send((RuntimeError(f"{type(error).__name__}: {error}"), None))
+    os._exit(1)
