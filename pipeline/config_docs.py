@@ -46,7 +46,8 @@ tags, anchors and aliases are mistakes. All mistakes of a file are shown at once
 `~user`, `$NAME` and `${NAME}` are filled in, and `$$` is a dollar sign; a variable that is not set is a mistake.
 
 **Changing an existing Run.** These keys may change: each `time`, `sbatch` and `srun`, `threads`, `runs_dir`,
-all of `preflight`, all of `evaluate` but `stride` and `batch_size`, `pretrain.nodes`, `pretrain.nproc_per_node`,
+all of `preflight`, all of `evaluate` but `stride` and `batch_size`, `tokenize.processes`, `tokenize.array_tasks`,
+`tokenize.max_running_tasks`, `tokenize.max_malformed_share`, `pretrain.nodes`, `pretrain.nproc_per_node`,
 `pretrain.segments`, `pretrain.micro_batch_size`, `pretrain.log_interval`, `pretrain.save_interval`,
 `pretrain.keep_last`, `pretrain.keep_every`, what happens on divergence, spikes, hangs and stragglers
 (`pretrain.on_divergence` and all below it), and `pretrain.max_steps` upward. All others need a new `name`.
