@@ -131,6 +131,8 @@ def _set(document: Document, path: KeyPath, place: Place, new: Document) -> None
 # Changes of an existing Run
 
 FREE_KEYS = {"threads", "runs_dir"} | {
+    f"tokenize.{key}" for key in ("processes", "array_tasks", "max_running_tasks", "max_malformed_share")
+} | {
     f"pretrain.{key}"
     for key in (
         "nodes", "segments", "nproc_per_node", "micro_batch_size",

@@ -74,3 +74,24 @@ class TokenizeConfig(StageSection):
         REAL,
     ] = 0.0
     shard_tokens: Annotated[int, Field(ge=1, le=MOST, description="tokens in one shard file"), WHOLE] = 100_000_000
+    drop_duplicates: Annotated[
+        bool, Field(description="leave out documents whose text was there before; false: only count them")
+    ] = True
+    processes: Annotated[
+        int | None,
+        Field(ge=1, le=4096, description="processes of a Job; null: as many as `threads`, else one per core"),
+        WHOLE,
+    ] = None
+    array_tasks: Annotated[
+        int,
+        Field(ge=1, le=100_000, description="Slurm: tasks of a Job array that share the work; 1: a single Job"),
+        WHOLE,
+    ] = 1
+    max_running_tasks: Annotated[
+        int | None, Field(ge=1, le=100_000, description="tasks of the array that run at a time; null: all"), WHOLE
+    ] = None
+
+    @classmethod
+    def keys_of_no_effect(cls) -> set[str]:
+        """Name the keys that decide how the work is done, and not what comes out."""
+        return {*StageSection.model_fields, "processes", "array_tasks", "max_running_tasks", "max_malformed_share"}

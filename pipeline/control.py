@@ -39,7 +39,7 @@ def cancel(run: Run) -> str:
     else:
         _end_local_scheduler(run)
     run.event("cancel", user=os.environ.get("USER", str(os.getuid())), jobs=[job.job_id for job in jobs])
-    names = ", ".join(f"{job.stage} ({job.job_id})" for job in jobs)
+    names = ", ".join(f"{job.name} ({job.job_id})" for job in jobs)
     return f"cancelled {names}. Go on from the newest checkpoint with:\n  {command('resume', run.root)}"
 
 

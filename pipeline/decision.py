@@ -114,8 +114,9 @@ def after_attempt(
         return Decision("end", last.reason, code, cancel_rest=True)
     if reason := no_progress([*past, last], tries):
         return Decision("end", reason, EXIT_NO_PROGRESS, cancel_rest=True)
-    if stage != "pretrain" and not (last.preempted or last.verdict in (ENVIRONMENT, LOST)):
-        # Nothing of such a Stage is kept half done, so the same time limit or the same crash would come again.
+    keeps = stage == "pretrain" or (stage == "tokenize" and last.after > last.before)
+    if not keeps and not (last.preempted or last.verdict in (ENVIRONMENT, LOST)):
+        # Nothing was kept of what it did, so the same time limit or the same crash would come again.
         return Decision("end", last.reason, code)
     if next_queued:
         return Decision("end", "the next Segment goes on", EXIT_DONE if last.verdict == STOPPED else code)

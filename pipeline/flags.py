@@ -7,29 +7,45 @@ from pipeline.config import Config
 from pipeline.run import Run
 from pipeline.slurm_options import option_words
 
+TOKENIZE_PHASES = ("tokenizer", "encode", "index")  # Jobs of their own where an array shares the middle one
+ARRAY_PHASE = "encode"
 PARALLEL = ("preflight", "pretrain")  # on all nodes, with all ranks
 GPU_STAGES = (*PARALLEL, "evaluate", "inference")
 SAVES = 3  # that fit into the lead of the warning: one that is under way, the last one, and one for a busy file system
 
 
 def sbatch_flags(
-    stage: str, segment: int, config: Config, cluster: Cluster, run: Run, save_seconds: float | None = None
+    stage: str,
+    segment: int,
+    config: Config,
+    cluster: Cluster,
+    run: Run,
+    save_seconds: float | None = None,
+    *,
+    phase: str = "",
 ) -> list[str]:
     """Return a Job's options, without its dependency and its comment, which are known when it is submitted."""
     parallel = stage in PARALLEL
     tasks = config.pretrain.nproc_per_node if stage == "pretrain" and cluster.launcher == "srun" else 1
     flags = [
-        f"--job-name={run.name}-{stage}" + (f"-{segment}" if segment else ""),
+        f"--job-name={run.name}-{phase or stage}" + (f"-{segment}" if segment else ""),
         # What the script says before it opens its attempt's own log, and what Slurm itself says.
-        f"--output={_escape(str(run.logs))}/{stage}-%j.slurm.log",
+        f"--output={_escape(str(run.logs))}/{stage}-{'%A_%a' if phase == ARRAY_PHASE else '%j'}.slurm.log",
         f"--chdir={run.root}",
         f"--nodes={config.pretrain.nodes if parallel else 1}",
         f"--ntasks-per-node={tasks}",
         f"--time={getattr(config, stage).time}",
         f"--signal=B:USR2@{signal_lead(cluster, save_seconds)}",
     ]
+    if phase == ARRAY_PHASE:
+        flags.append(array_flag(config.tokenize.array_tasks, config.tokenize.max_running_tasks))
     gpus = gpus_of(stage, config, cluster)
     return flags + option_words(cluster.sbatch_options(stage, getattr(config, stage), gpus))
+
+
+def array_flag(tasks: int, at_a_time: int | None) -> str:
+    """Return the option that makes a Job an array of `tasks`, of which at most `at_a_time` run together."""
+    return f"--array=0-{tasks - 1}" + (f"%{at_a_time}" if at_a_time else "")
 
 
 def gpus_of(stage: str, config: Config, cluster: Cluster) -> int:

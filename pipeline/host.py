@@ -29,6 +29,8 @@ class Host:
 
     def __init__(self, run: Run, stage: str, job_id: str, number: int) -> None:
         self.run, self.stage, self.job_id, self.number = run, stage, job_id, number
+        # What of the Stage's work is this Job's; told by the job script.
+        self.part = "/".join(filter(None, map(os.environ.get, ("PIPELINE_PHASE", "PIPELINE_TASK"))))
         self.config: Config = load_run_config(run.config)
         self.cluster: Cluster = read_cluster(run)
         self.slurm = Slurm()

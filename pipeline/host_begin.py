@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import Any
 
-from pipeline.attempts import Beginning, newest_step, read_attempts, settle_lost
+from pipeline.attempts import Beginning, progress, read_attempts, settle_lost
 from pipeline.complete import is_complete
 from pipeline.decision import Attempt, Decision, may_begin
 from pipeline.errors import EXIT_DONE, EXIT_NOT_READY
@@ -27,12 +28,10 @@ class HostBegin(Host):
     def begin(self) -> int:
         """Return 0 where this attempt may work, NOTHING_TO_DO, or the code with which the script ends."""
         if self.stage in ALONE:  # a person wants to know about these nodes, whatever came before
-            Beginning(self.job_id, self.number, self.stage, self.nodes(), newest_step(self.run), time.time()).write(
-                self.run
-            )
+            self._note_beginning(self.nodes())
             return EXIT_DONE
-        lost = settle_lost(self.run, self.stage, self.job_id, self.number)
-        past = read_attempts(self.run, self.stage)
+        lost = settle_lost(self.run, self.stage, self.job_id, self.number, self.part)
+        past = read_attempts(self.run, self.stage, self.part)
         for beginning in lost:
             self.event("lost", of=f"{beginning.job_id}.{beginning.number}", nodes=beginning.nodes)
         decision = may_begin(
@@ -54,8 +53,12 @@ class HostBegin(Host):
             return code
         if code := self._take_over():
             return code
-        Beginning(self.job_id, self.number, self.stage, nodes, newest_step(self.run), time.time()).write(self.run)
+        self._note_beginning(nodes)
         return EXIT_DONE
+
+    def _note_beginning(self, nodes: list[str]) -> None:
+        before = progress(self.run, self.stage, self.part)
+        Beginning(self.job_id, self.number, self.stage, nodes, before, time.time(), self.part).write(self.run)
 
     def _refuse(self, decision: Decision) -> int:
         print(f"{self.stage}: does not begin: {decision.reason}", file=sys.stderr)
@@ -84,7 +87,7 @@ class HostBegin(Host):
 
     def _take_over(self) -> int:
         """Make the Run this attempt's, whoever stands there, once Slurm says that they are gone; else a code."""
-        path = self.run.owner_of(self.stage)
+        path = self.run.owner_of(self.stage, self.job_id)
         deadline = time.monotonic() + ENDING_SECONDS
         while True:
             _, holder = current(path)
@@ -108,7 +111,7 @@ class HostBegin(Host):
         job_id = str(holder.get("job_id", ""))
         if job_id == self.job_id:
             return True  # an earlier attempt of this very Job: Slurm starts one at a time
-        if not job_id.isdigit():
+        if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id):
             return False  # a local scheduler or a person: nobody to ask
         job = self.slurm.jobs([job_id])[job_id]
         return job.state not in ("running", "completing", "suspended", "stopped") and not job.state.startswith(

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from pipeline.attempts import Beginning, newest_step, read_attempts, read_beginning, settle
+from pipeline.attempts import Beginning, progress, read_attempts, read_beginning, settle
 from pipeline.complete import is_complete
 from pipeline.decision import Decision, after_attempt
 from pipeline.errors import EXIT_DONE
@@ -53,11 +53,13 @@ class HostEnd(Host):
             return EXIT_CODES["crash"]
         await_owner(self.run, self.job_id, self.number, self.stage)
         beginning = read_beginning(self.run, self.job_id, self.number) or Beginning(
-            self.job_id, self.number, self.stage, self.nodes(), newest_step(self.run), time.time()
-        )
+            self.job_id, self.number, self.stage, self.nodes(), progress(self.run, self.stage, self.part), time.time(),
+            self.part,
+        )  # fmt: skip
         record = self._verdict(exit_status)
         warned = self._warned(beginning)
-        past = [a for a in read_attempts(self.run, self.stage) if (a.job_id, a.number) != (self.job_id, self.number)]
+        earlier = read_attempts(self.run, self.stage, self.part)
+        past = [attempt for attempt in earlier if (attempt.job_id, attempt.number) != (self.job_id, self.number)]
         last = settle(self.run, beginning, record, warned)
         self.run.warned(self.job_id, self.number).unlink(missing_ok=True)
         self._note_bad_nodes(record)
@@ -99,7 +101,7 @@ class HostEnd(Host):
 
         What it would do next, requeue or cancel, would hit that one.
         """
-        _, holder = current(self.run.owner_of(self.stage))
+        _, holder = current(self.run.owner_of(self.stage, self.job_id))
         if holder is not None and (holder.get("job_id"), holder.get("attempt")) != (self.job_id, self.number):
             return True
         try:

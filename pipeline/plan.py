@@ -12,7 +12,7 @@ from pipeline.config import Config
 from pipeline.errors import UserError
 from pipeline.estimate import estimate
 from pipeline.ettr import Reliability
-from pipeline.flags import PARALLEL, gpus_of, sbatch_flags, signal_lead
+from pipeline.flags import ARRAY_PHASE, PARALLEL, TOKENIZE_PHASES, gpus_of, sbatch_flags, signal_lead
 from pipeline.launch import launch_file
 from pipeline.run import Run
 from pipeline.slurm_time import time_seconds
@@ -29,7 +29,7 @@ DAY = 86_400
 class Job:
     """One submission of a Stage."""
 
-    name: str  # unique in a Plan: the Stage, with the Segment's number where there are several
+    name: str  # unique in a Plan: the Stage, with the Segment's number where there are several, or the phase
     job_id: str  # the local scheduler's; Slurm gives its own
     stage: str
     segment: int  # 1, 2, … where pretrain is cut into Segments, else 0
@@ -38,6 +38,9 @@ class Job:
     time: str
     nodes: int
     ranks: int  # on all nodes together
+    phase: str = ""  # of tokenize, where it is cut into several Jobs
+    tasks: int = 1  # of a Job array
+    arguments: int = 1  # words at the command's end that are the script's own
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | N
     jobs: list[Job] = []
     for stage in STAGES:
         for segment in range(1, segments + 1) if stage == "pretrain" and segments > 1 else [0]:
-            jobs.append(_job(config, cluster, run, measured, stage, segment, jobs))
+            for phase in phases(stage, config, cluster):
+                jobs.append(_job(config, cluster, run, measured, stage, segment, jobs, phase))
     alone = [replace(_job(config, cluster, run, measured, stage, 0, []), job_id="0") for stage in ALONE]
     files = {
         str(run.launch(stage).relative_to(run.root)): launch_file(stage, config, cluster, run)
@@ -112,14 +116,22 @@ def _check_ranks(config: Config, cluster: Cluster) -> None:
 
 
 def _job(
-    config: Config, cluster: Cluster, run: Run, measured: Measured, stage: str, segment: int, before: list[Job]
+    config: Config,
+    cluster: Cluster,
+    run: Run,
+    measured: Measured,
+    stage: str,
+    segment: int,
+    before: list[Job],
+    phase: str = "",
 ) -> Job:
-    name = f"{stage}-{segment}" if segment else stage
+    name = f"{stage}-{segment}" if segment else phase or stage
     nodes = config.pretrain.nodes if stage in PARALLEL else 1
-    script = [str(run.snapshot / "sbatch" / f"{stage}.sbatch"), str(run.root)]
+    arguments = [str(run.root), *([phase] if phase else [])]
+    script = [str(run.snapshot / "sbatch" / f"{stage}.sbatch"), *arguments]
     after = edges(stage, segment, before)
     if cluster.scheduler == "slurm":
-        flags = sbatch_flags(stage, segment, config, cluster, run, measured.save_seconds)
+        flags = sbatch_flags(stage, segment, config, cluster, run, measured.save_seconds, phase=phase)
         dependency = [f"--dependency={','.join(f'{e}>'.replace(':', ':<') for e in after)}"] if after else []
         command = ["sbatch", "--parsable", *flags, *dependency, *script]
     else:
@@ -134,7 +146,16 @@ def _job(
         time=getattr(config, stage).time,
         nodes=nodes,
         ranks=nodes * config.pretrain.nproc_per_node if stage in PARALLEL else 1,
+        phase=phase,
+        tasks=config.tokenize.array_tasks if phase == ARRAY_PHASE else 1,
+        arguments=len(arguments),
     )
+
+
+def phases(stage: str, config: Config, cluster: Cluster) -> tuple[str, ...]:
+    """Return the phases of a Stage that are Jobs of their own; one without a name where the Stage is a single Job."""
+    several = stage == "tokenize" and cluster.scheduler == "slurm" and config.tokenize.array_tasks > 1
+    return TOKENIZE_PHASES if several else ("",)
 
 
 def edges(stage: str, segment: int, before: list[Job]) -> list[str]:
@@ -143,6 +164,8 @@ def edges(stage: str, segment: int, before: list[Job]) -> list[str]:
     A Stage needs the one before it to have succeeded. A Segment follows however the one before it ended (a time limit
     is no success, and a child by afterok would be cancelled by it); it reads the last verdict before it trains.
     """
+    if before and before[-1].stage == stage and before[-1].phase:
+        return [f"afterok:{before[-1].name}"]
     if segment > 1:
         return [f"afterany:{before[-1].name}"]
     needs = {"pretrain": "tokenize", "evaluate": "pretrain", "inference": "pretrain"}.get(stage)

@@ -264,7 +264,7 @@ def jobs(status: Status, verdicts: list[Record], events: list[Record]) -> Html:
     if status.jobs:
         rows = [
             (
-                job.stage,
+                job.name,
                 str(job.segment),
                 job.job_id,
                 "" if job.attempt is None else str(job.attempt),

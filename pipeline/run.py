@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -70,6 +71,15 @@ class Run:
     @property
     def tokenizer(self) -> Path:
         return self.data / "tokenizer.model"
+
+    @property
+    def pieces(self) -> Path:
+        """Where the pieces that the input is cut into are listed."""
+        return self.data / "pieces.json"
+
+    def piece(self, number: int) -> Path:
+        """Where a piece lies that is encoded; there once it is whole, gone when the index is there."""
+        return self.data / "pieces" / f"{number:05d}"
 
     @property
     def index(self) -> Path:
@@ -179,8 +189,13 @@ class Run:
         """Who may write tokens and checkpoints; see pipeline/owner.py."""
         return self.control / "owner.json"
 
-    def owner_of(self, stage: str) -> Path:
-        """Who may write a Stage's outputs. Those that only read checkpoints may run beside training."""
+    def owner_of(self, stage: str, job_id: str = "") -> Path:
+        """Who may write a Stage's outputs. Those that only read checkpoints may run beside training.
+
+        Each task of a Job array (its id ends with _NUMBER) has a place of its own: they write different pieces.
+        """
+        if stage == "tokenize" and (task := re.fullmatch(r"[0-9]+_([0-9]+)", job_id)):
+            return self.control / f"owner.tokenize-{task[1]}.json"
         return self.control / f"owner.{stage}.json" if stage in ("preflight", "evaluate", "inference") else self.owner
 
     @property

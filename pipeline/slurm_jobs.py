@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from pipeline.slurm_arrays import count_states, names
 from pipeline.slurm_states import ENDED, explain_reason, lacks_nodes, normal_state
 from pipeline.units import duration
 
@@ -46,6 +47,7 @@ class SlurmJob:
     signal: int = 0
     answered: bool = True  # false: Slurm could not be asked, so an unknown Job may well be there
     excluded: str = ""  # nodes that it is kept off, where that may be why it waits
+    tasks: dict[str, int] = field(default_factory=dict)  # of an array: how many are in which state
 
     @property
     def ended(self) -> bool:
@@ -195,9 +197,10 @@ def by_id(rows: Iterable[tuple[str, SlurmJob]], ids: Iterable[str]) -> dict[str,
     rows = list(rows)
     found = {}
     for job_id in ids:
-        tasks = [job for whole, job in rows if job_id in (whole, job.job_id)]
+        tasks = [job for whole, job in rows if whole == job_id or names(job.job_id, job_id)]
         if tasks:
-            found[job_id] = replace(_least(tasks), job_id=job_id)
+            states = count_states((job.job_id, job.state) for job in tasks) if "_" not in job_id else {}
+            found[job_id] = replace(_least(tasks), job_id=job_id, tasks=states)
     return found
 
 

@@ -55,6 +55,12 @@ class JobStatus:
     start: str | None = None  # of a Job that waits: when Slurm expects to start it
     time_left: int | None = None  # seconds, of one that runs
     waits_for: str = ""  # Slurm's word for it
+    phase: str = ""  # of tokenize, where it is cut into several Jobs
+
+    @property
+    def name(self) -> str:
+        """Return the word for it: its Stage, or the phase of it."""
+        return self.phase or self.stage
 
     def seconds(self, now: float) -> float | None:
         """Return how long the last attempt has taken."""
@@ -194,6 +200,7 @@ def _slurm_jobs(run: Run, record: Record) -> tuple[list[JobStatus], str]:
             JobStatus(
                 str(entry.get("stage")), whole(entry.get("segment")) or 0, job_id, told.attempt, told.state,
                 told.reason, told.log, told.started, told.ended, told.nodes, told.start, told.time_left, told.waits_for,
+                str(entry.get("phase") or ""),
             )
         )  # fmt: skip
     return jobs, source
@@ -201,21 +208,21 @@ def _slurm_jobs(run: Run, record: Record) -> tuple[list[JobStatus], str]:
 
 def _slurm_state(run: Run, config: Config | None, jobs: list[JobStatus]) -> tuple[str, str]:
     """Return state and reason of a Run whose Jobs Slurm runs; a Segment that ended early is no failure by itself."""
-    current = list({(job.stage, job.segment): job for job in jobs}.values())  # one submitted again counts once
+    current = list({(job.name, job.segment): job for job in jobs}.values())  # one submitted again counts once
     for job in current:
         if job.state == "running":
-            return "running", f"{job.stage}: asked to stop" if run.stop.exists() else ""
+            return "running", f"{job.name}: asked to stop" if run.stop.exists() else ""
     if not (missing := _missing(run, config)):
         return "completed", ""
     for job in current:
         if job.state == "pending":
-            return "pending", f"{job.stage}: {job.reason}" if job.reason else ""
+            return "pending", f"{job.name}: {job.reason}" if job.reason else ""
     if run.stop.exists():
         return "stopped", "a person ended the chain (control/stop)"
     for state in ("failed", "stopped"):
         for job in reversed(current):
             if job.state == state and job.stage == missing.split()[0].rstrip(":"):
-                return state, f"{job.stage}: {job.reason}" if job.reason else ""
+                return state, f"{job.name}: {job.reason}" if job.reason else ""
     return ("stopped", missing) if current else ("planned", "")
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from pipeline.bad_nodes import BadNode, bad_nodes_of
 from pipeline.decision import FINAL
 from pipeline.errors import UserError
-from pipeline.records import number, read_record
+from pipeline.records import number, read_record, whole
 from pipeline.run import Run
+from pipeline.slurm_arrays import words
 from pipeline.slurm_errors import SlurmError
 from pipeline.slurm_jobs import SlurmJob
 from pipeline.slurm_priority import Priority
@@ -23,7 +24,7 @@ Record = dict[str, Any]
 RUNNING = ("running", "completing", "suspended")
 WAITING = ("pending", "requeued", "requeue_hold")
 MOST_PRIORITIES = 20
-LOG = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>[0-9]+)\.(?P<attempt>\d+)\.log")
+LOG = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>[0-9]+(?:_[0-9]+)?)\.(?P<attempt>\d+)\.log")
 
 # What an attempt was warned of, as its host wrote it down.
 WARNED = {
@@ -88,6 +89,10 @@ def ask_slurm(run: Run, record: Record, lasts: dict[tuple[str, str], Last]) -> t
     entries = [job for job in record.get("jobs", []) if isinstance(job, dict) and job.get("job_id")]
     ids = [str(job["job_id"]) for job in entries]
     settled = {job_id for (_, job_id), last in lasts.items() if last.verdict}
+    for entry in entries:
+        tasks = whole(entry.get("tasks")) or 1
+        if tasks > 1 and all(f"{entry['job_id']}_{task}" in settled for task in range(tasks)):
+            settled.add(str(entry["job_id"]))
     try:
         slurm = read_cluster(run).slurm()
         jobs = slurm.jobs(ids, settled=settled)
@@ -121,6 +126,8 @@ def ask_queue(run: Run, waiting: list[str]) -> Queue:
 def answer(run: Run, entry: Record, job: SlurmJob | None, lasts: dict[tuple[str, str], Last]) -> Answer:
     """Tell how one Job of jobs.json is doing."""
     job_id, stage = str(entry.get("job_id")), str(entry.get("stage"))
+    if (tasks := whole(entry.get("tasks")) or 1) > 1:
+        return _answer_of_array(run, stage, job_id, tasks, job, lasts)
     last = lasts.get((stage, job_id))
     attempt, log, verdict = (last.attempt, last.log, last.verdict) if last else (None, None, {})
     began = read_record(run.beginning(job_id, attempt)) if attempt is not None else {}
@@ -133,6 +140,30 @@ def answer(run: Run, entry: Record, job: SlurmJob | None, lasts: dict[tuple[str,
     return Answer(
         state, reason, attempt, log, started if state != "pending" else None, ended, job.nodes, job.start,
         job.time_left if state == "running" else None, job.reason if job.state in WAITING else "",
+    )  # fmt: skip
+
+
+def _answer_of_array(
+    run: Run, stage: str, job_id: str, tasks: int, job: SlurmJob | None, lasts: dict[tuple[str, str], Last]
+) -> Answer:
+    """Tell how all tasks of a Job array are doing: in one line, with the reason of one that failed."""
+    found = [last for task in range(tasks) if (last := lasts.get((stage, f"{job_id}_{task}")))]
+    complete = [last for last in found if last.verdict.get("verdict") == COMPLETE]
+    failed = [last for last in found if last.verdict and last not in complete]
+    shown = failed[0] if failed else found[-1] if found else None
+    state, reason = _state(job, shown.verdict if failed and shown else {})
+    if job is None or job.state not in (*RUNNING, *WAITING):
+        # One that had nothing to do has left no verdict.
+        complete_enough = not failed and (len(complete) == tasks or (job is not None and job.success))
+        state = "completed" if complete_enough else state
+    told = words(tasks, len(complete), job.tasks if job else {})
+    reason = "" if state == "completed" else f"{told}; {reason}" if reason else told
+    began = [number(last.verdict.get("began")) for last in found]
+    ends = [number(last.verdict.get("time")) for last in found]
+    return Answer(
+        state, reason, None, shown.log if shown else None, min((time for time in began if time), default=None),
+        max((time for time in ends if time), default=None) if state not in ("running", "pending") else None,
+        start=job.start if job else None, waits_for=job.reason if job and job.state in WAITING else "",
     )  # fmt: skip
 
 

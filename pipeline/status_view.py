@@ -98,7 +98,7 @@ def _jobs_table(status: Status) -> Table:
         alone = len(group) == 1
         said = "" if first.reason and first.reason in status.reason else first.reason.split("\n")[0]  # once is enough
         table.add_row(
-            first.stage,
+            first.name,
             *([_span(str(first.segment or ""), str(last.segment or ""))] if segmented else []),
             _span(first.job_id, last.job_id),
             *(["" if first.attempt is None or not alone else str(first.attempt)] if repeated else []),
@@ -114,7 +114,7 @@ def _groups(status: Status) -> list[list[JobStatus]]:
 
     Of a Job that was submitted again, the last counts.
     """
-    jobs = list({(job.stage, job.segment): job for job in status.jobs}.values())
+    jobs = list({(job.name, job.segment): job for job in status.jobs}.values())
     groups: list[list[JobStatus]] = []
     for job in jobs:
         alike = groups and job.segment and all(_kind(job) == _kind(other) for other in groups[-1])
@@ -143,7 +143,7 @@ def _place(job: JobStatus) -> str:
 
 def _print_queue(status: Status, console: Console) -> None:
     """Print what decides when a Job that waits starts, and the nodes that none starts on."""
-    names = {job.job_id: f"{job.stage} {job.segment}" if job.segment else job.stage for job in status.jobs}
+    names = {job.job_id: f"{job.stage} {job.segment}" if job.segment else job.name for job in status.jobs}
     for job_id, priority in status.queue.priorities.items():
         _line(console, "priority", f"{names.get(job_id, job_id)}  {priority.words()}")
     for account, share in status.queue.fair_share.items():

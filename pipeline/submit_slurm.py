@@ -15,11 +15,13 @@ from pipeline.config import Config
 from pipeline.errors import EXIT_DONE
 from pipeline.exclusion import Exclusion, choose_exclusion, option, split_off
 from pipeline.files import write_json
+from pipeline.flags import array_flag
 from pipeline.hints import command
 from pipeline.plan import Job, Plan
 from pipeline.records import read_record
 from pipeline.run import Run
 from pipeline.slurm import Slurm
+from pipeline.slurm_errors import SlurmError
 from pipeline.slurm_jobs import SlurmJob
 from pipeline.submit import PROJECT, read_jobs
 
@@ -36,13 +38,14 @@ class Submission:
         self.records: list[Record] = [job for job in read_jobs(run)["jobs"] if job.get("job_id")]
         self.ids: dict[str, str] = {}  # name -> id of the Jobs that the later ones may depend on
         self.exclusions: dict[str, Exclusion] = {}  # by stage
+        self.tasks = {job.name: self._tasks(job) for job in plan.jobs if job.tasks > 1}
 
     def submit(self, told: Callable[[str], None]) -> list[str]:
         """Submit what is neither complete nor queued; return the names of the Jobs that were submitted."""
         live = self._live()
         submitted = []
         for job in self._jobs(live):
-            if is_complete(self.run, self.config, job.stage) and job.name not in live:
+            if job.name not in live and (is_complete(self.run, self.config, job.stage) or self._is_past(job, live)):
                 continue
             dependency = self._dependency(job)
             if job.name in live:
@@ -66,8 +69,21 @@ class Submission:
         """Ask Slurm, Job by Job, whether it would take it, and when it would start; nothing is queued."""
         for job in self.plan.jobs:
             # The Run may not be there yet, and sbatch reads the script.
-            script = str(PROJECT / "sbatch" / f"{job.stage}.sbatch")
-            told(f"{job.name}: {self.slurm.test_only(self._flags(job, ''), script, job.command[-1:])}")
+            script, arguments = str(PROJECT / "sbatch" / f"{job.stage}.sbatch"), self._script(job)[1]
+            told(f"{job.name}: {self.slurm.test_only(self._flags(job, ''), script, arguments)}")
+
+    def _tasks(self, job: Job) -> int:
+        """Return how many tasks the array gets: fewer where Slurm takes no larger one, and each does more pieces."""
+        try:
+            most = int(self.slurm.config().get("MaxArraySize", ""))
+        except (SlurmError, ValueError):
+            return job.tasks  # sbatch will say it
+        return max(1, min(job.tasks, most))  # numbers are below MaxArraySize
+
+    def _is_past(self, job: Job, live: dict[str, SlurmJob]) -> bool:
+        """Tell whether a later phase of the Job's Stage is queued already, so that this one has ended well."""
+        following = self.plan.jobs[self.plan.jobs.index(job) + 1 :] if job.phase else []
+        return any(later.stage == job.stage and later.name in live for later in following)
 
     def _live(self) -> dict[str, SlurmJob]:
         """Return the Jobs of this Run that are queued or running, by name, in one or two calls of Slurm.
@@ -123,15 +139,23 @@ class Submission:
         return ",".join(edges)
 
     def _flags(self, job: Job, dependency: str) -> list[str]:
-        flags = split_off(_own_flags(job))[0] + option(self._excluded(job))
+        flags = split_off(self._own_flags(job))[0] + option(self._excluded(job))
         if dependency:
             # Or a Job whose condition can no longer come true would wait for ever.
             flags += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
         return flags
 
+    def _own_flags(self, job: Job) -> list[str]:
+        """Return the Plan's options of a Job, with as many tasks of an array as Slurm takes."""
+        flags = [word for word in job.command[2 : -1 - job.arguments] if not word.startswith("--dependency=")]
+        if job.name not in self.tasks:
+            return flags
+        array = array_flag(self.tasks[job.name], self.config.tokenize.max_running_tasks)
+        return [array if word.startswith("--array=") else word for word in flags]
+
     def _excluded(self, job: Job) -> list[str]:
         """Return the nodes that a Job is kept off: the user's own, and those that failed, as far as others are left."""
-        flags = _own_flags(job)
+        flags = self._own_flags(job)
         if job.stage not in self.exclusions:
             bad = bad_nodes_of(self.run, self.cluster).read().values()
             script = str(PROJECT / "sbatch" / f"{job.stage}.sbatch")
@@ -139,7 +163,7 @@ class Submission:
         return split_off(flags)[1] + self.exclusions[job.stage].names
 
     def _script(self, job: Job) -> tuple[str, list[str]]:
-        return job.command[-2], job.command[-1:]
+        return job.command[-1 - job.arguments], job.command[-job.arguments :]
 
     def _token(self, name: str) -> str:
         """Name this very submission: a Job that is submitted anew must not be taken for its predecessor."""
@@ -150,7 +174,8 @@ class Submission:
         self.ids[job.name] = job_id
         self.records.append(
             {
-                "name": job.name, "stage": job.stage, "segment": job.segment, "job_id": job_id,
+                "name": job.name, "stage": job.stage, "segment": job.segment, "phase": job.phase,
+                "tasks": self.tasks.get(job.name, 1), "job_id": job_id,
                 "dependency": dependency, "submitted": time.time(), "state": "pending", "reason": "", "attempt": None,
                 "log": None, "started": None, "ended": None,
             }
@@ -160,10 +185,6 @@ class Submission:
     def _write(self) -> None:
         """Write jobs.json. Not to the disk at once: after a power loss the queue is asked for our comments instead."""
         write_json(self.run.jobs, {"scheduler": "slurm", "jobs": self.records}, durable=False)
-
-
-def _own_flags(job: Job) -> list[str]:
-    return [word for word in job.command[2:-2] if not word.startswith("--dependency=")]
 
 
 def _words(script: tuple[str, list[str]]) -> list[str]:

@@ -112,7 +112,7 @@ def await_owner(run: Run, job_id: str, attempt: int, stage: str) -> None:
     """Wait while rank 0 of this attempt lives on without its launcher: it is saving, and will leave a verdict."""
     deadline = time.monotonic() + OWNER_SECONDS
     while time.monotonic() < deadline:
-        _, holder = current(run.owner_of(stage))
+        _, holder = current(run.owner_of(stage, job_id))
         ours = holder is not None and (holder.get("job_id"), holder.get("attempt")) == (job_id, attempt)
         if not ours or not is_alive(holder) or holder is None or holder.get("host") != socket.gethostname():
             return

@@ -10,7 +10,12 @@ begin() {
     stage=$1 forward=${2:-} child='' status=0
     mkdir -p "$run/control" "$run/attempts" "$run/logs"
     if [[ $SCHEDULER = slurm ]]; then
-        JOB_ID=$SLURM_JOB_ID ATTEMPT=${SLURM_RESTART_COUNT:-0}
+        JOB_ID=$SLURM_JOB_ID ATTEMPT=${SLURM_RESTART_COUNT:-0} PIPELINE_TASK=''
+        if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then # by the name that squeue and scancel have for it
+            JOB_ID=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+            PIPELINE_TASK=$SLURM_ARRAY_TASK_ID/$((SLURM_ARRAY_TASK_MAX + 1))
+        fi
+        export PIPELINE_TASK PIPELINE_PHASE=${PIPELINE_PHASE:-}
         exec >>"$run/logs/$stage-$JOB_ID.$ATTEMPT.log" 2>&1 # one for each attempt: no requeue can overwrite it
     else
         JOB_ID=${PIPELINE_JOB_ID:-hand-$1} ATTEMPT=${PIPELINE_ATTEMPT:-0}

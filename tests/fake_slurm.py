@@ -127,6 +127,8 @@ def squeue(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
 def scontrol(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     if words[0] == "ping":
         print("Slurmctld(primary) at fake is UP")
+    elif words == ["show", "config"]:
+        print(f"MaxArraySize            = {(folder / 'max_array_size').read_text()}")
     elif words[:2] == ["show", "hostnames"]:
         print("\n".join(words[2].split(",")))
     elif words[0] == "update":

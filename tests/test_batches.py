@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from shards_of import write_shards
 from test_shards import write
 
 from pipeline.errors import UserError
@@ -104,20 +104,11 @@ def test_one_window_is_enough(tmp_path: Path) -> None:
 def test_validation_text_counts_the_bytes_of_the_original(tmp_path: Path) -> None:
     from test_tokenizer import config, corpus
 
-    from pipeline.lm.documents import ReadCounts
-    from pipeline.lm.shards import ShardWriter, write_index
-
     train_tokenizer(corpus(), config(), tmp_path / "m")
     tokenizer = Tokenizer(tmp_path / "m")
     documents = [b" a </s>b\n", "ü ▁".encode()]
-    splits: dict[str, Any] = {}
-    for split in ("train", "validation"):
-        writer = ShardWriter(tmp_path, split, tokenizer, 5)
-        for text, ids in zip(documents, tokenizer.encode_documents(documents, 1), strict=True):
-            writer.add(ids, len(text))
-        writer.flush()
-        splits[split] = writer.statistics
-    write_index(tmp_path, "", tokenizer, ReadCounts(), splits)
+    ids = [ids.tolist() for ids in tokenizer.encode_documents(documents, 1)]
+    write_shards(tmp_path, ids, ids, tokenizer, text_bytes=2 * list(map(len, documents)))
     text = validation_text(TokenShards(tmp_path, "validation"), tokenizer)
     assert text.bytes == sum(map(len, documents))
     assert text.text == b"".join(documents).replace("▁".encode(), b" ")

@@ -25,13 +25,12 @@ def zstd(data: bytes) -> bytes:
 
 
 def texts(path: Path | str, **source: str) -> list[bytes]:
-    return [document.text for document in read_documents([DataSource(path=str(path), **source)])]
+    return list(read_documents([DataSource(path=str(path), **source)]))
 
 
 def read(path: Path | str, **source: str) -> tuple[list[bytes], ReadCounts]:
     counts = ReadCounts()
-    documents = read_documents([DataSource(path=str(path), **source)], counts)
-    return [document.text for document in documents], counts
+    return list(read_documents([DataSource(path=str(path), **source)], counts)), counts
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -242,10 +241,7 @@ def test_a_dataset_folder_works_offline(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "set"
     write(folder / "train.jsonl", b'{"text": "a"}\n{"text": "b"}\n')
-    counts = ReadCounts()
-    documents = list(read_documents([DataSource(dataset=str(folder))], counts))
-    assert [document.text for document in documents] == [b"a", b"b"]
-    assert documents[1].where == f"{folder}[train]:2"
+    assert list(read_documents([DataSource(dataset=str(folder))])) == [b"a", b"b"]
     with pytest.raises(UserError, match=r"set\[test\]: "):
         list(read_documents([DataSource(dataset=str(folder), split="test")]))
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shards_of import write_shards
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.lm.documents import ReadCounts
-from pipeline.lm.shards import INDEX, ShardWriter, TokenShards, dtype_for, split_of, write_index
+from pipeline.lm.shards import INDEX, TokenShards, dtype_for, split_of
 
 
 def tokenizer(vocab_size: int = 1000) -> Any:
@@ -25,14 +25,7 @@ def tokenizer(vocab_size: int = 1000) -> Any:
 def write(
     folder: Path, documents: list[list[int]], *, shard_tokens: int = 10, vocab_size: int = 1000
 ) -> dict[str, Any]:
-    splits = {}
-    for split, wanted in (("train", documents), ("validation", [[7, 8]])):
-        writer = ShardWriter(folder, split, tokenizer(vocab_size), shard_tokens)
-        for ids in wanted:
-            writer.add(np.array(ids, np.int32), text_bytes=3 * len(ids))
-        writer.flush()
-        splits[split] = writer.statistics
-    return write_index(folder, "inputs", tokenizer(vocab_size), ReadCounts(), splits)
+    return write_shards(folder, documents, [[7, 8]], tokenizer(vocab_size), shard_tokens)
 
 
 DOCUMENTS = [[2, 3, 4], [5] * 8, [6], [900, 901]]
@@ -84,7 +77,7 @@ def test_an_id_outside_the_vocabulary_is_never_written(tmp_path: Path, ids: list
 
 
 def test_an_end_inside_a_document_is_never_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="end-of-document id 1"):
+    with pytest.raises(ValueError, match="read as the token 1"):
         write(tmp_path, [[2, 1, 3]])
 
 

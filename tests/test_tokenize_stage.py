@@ -16,8 +16,10 @@ import pytest
 from test_tokenizer import corpus
 
 from pipeline.config import Config
-from pipeline.errors import UserError
+from pipeline.errors import NotReadyError, UserError
 from pipeline.files import sha256_file
+from pipeline.lm import pieces
+from pipeline.lm.processes import LostProcessError
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.run import Run
@@ -137,8 +139,52 @@ def test_an_interrupted_attempt_keeps_its_tokenizer_unless_the_text_changed(
     assert hashes(run)["tokenizer.model"] != whole["tokenizer.model"]
 
 
+def test_the_work_may_be_shared_out_in_any_way(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, shared, forked = Run(tmp_path / "whole"), Run(tmp_path / "shared"), Run(tmp_path / "forked")
+    tokenize(whole, config(text))  # one piece
+    monkeypatch.setattr(pieces, "SMALLEST", 5000)
+    tokenize(shared, config(text), "tokenizer")
+    with pytest.raises(NotReadyError, match=r"of \d+ pieces are not encoded yet, the first is 0"):
+        tokenize(shared, config(text), "index")
+    for task in (5, 1, 0, 4, 2, 3, 3):
+        tokenize(shared, config(text), "encode", task, 6)
+    assert len(list((shared.data / "pieces").iterdir())) > 6
+    tokenize(shared, config(text), "index")
+    tokenize(forked, config(text, processes=3))
+    assert hashes(shared) == hashes(forked) == hashes(whole)
+    assert not (shared.data / "pieces").exists()
+
+
+def test_a_task_before_the_first_phase_says_so(tmp_path: Path, text: Path) -> None:
+    with pytest.raises(NotReadyError, match="not listed yet: run tokenize from its beginning"):
+        tokenize(Run(tmp_path / "run"), config(text), "encode", 0, 2)
+
+
+def test_a_process_that_is_killed_is_told_and_its_piece_done_again(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "SMALLEST", 5000)
+    run = Run(tmp_path / "run")
+    tokenize(run, config(text), "tokenizer")
+    parent, encode_documents = os.getpid(), Tokenizer.encode_documents
+    monkeypatch.setattr(
+        Tokenizer,
+        "encode_documents",
+        lambda *words: os.kill(os.getpid(), signal.SIGKILL) if os.getpid() != parent else None,
+    )
+    with pytest.raises(LostProcessError, match="killed by SIGKILL .*ran out of memory"):
+        tokenize(run, config(text, processes=2), "encode")
+    monkeypatch.setattr(Tokenizer, "encode_documents", encode_documents)
+    tokenize(run, config(text, processes=2))
+    whole = Run(tmp_path / "whole")
+    tokenize(whole, config(text))
+    assert hashes(run) == hashes(whole)
+
+
 PROGRAM = """
 import sys
+from pipeline.lm import pieces
+pieces.SMALLEST = 50_000
 from pathlib import Path
 from pipeline.config import Config
 from pipeline.run import Run
@@ -148,7 +194,7 @@ tokenize(Run(Path(sys.argv[1])), Config.model_validate_json(sys.argv[2]))
 
 
 def test_kills_at_any_time_leave_the_same_bytes(tmp_path: Path) -> None:
-    wanted = config(write_lines(tmp_path / "text.jsonl", corpus(700)), vocab_size=316, shard_tokens=20_000)
+    wanted = config(write_lines(tmp_path / "text.jsonl", corpus(700)), vocab_size=316, shard_tokens=20_000, processes=2)
     whole = Run(tmp_path / "whole")
     command = [sys.executable, "-c", PROGRAM]
     started = time.monotonic()

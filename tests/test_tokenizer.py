@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.config_tokenize import TokenizeConfig
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import sha256_file
-from pipeline.lm.tokenizer import PASSAGE_BYTES, Sample, Tokenizer, cut_text, train_tokenizer
+from pipeline.lm.tokenizer import Tokenizer, train_tokenizer
 
 WORDS = "def return self import value while list of the data in step not None True print index".split()
 
@@ -128,13 +128,13 @@ def test_long_lines_are_cut_and_counted_not_left_out(tmp_path: Path) -> None:
     long = " ".join(random.Random(1).choices(WORDS, k=2000)).encode()
     report = train_tokenizer([long, *[b"short line\n"] * 10], config(), tmp_path / "m")
     assert (report.documents, report.documents_cut) == (11, 1)
-    assert report.bytes_used == len(long) + len(b"short line\n")  # exact duplicates count once
-    assert str(report) == f"11 documents, {report.bytes_used:,} bytes used, 1 cut"
+    assert report.size == len(long) + len(b"short line\n")  # exact duplicates count once
+    assert str(report) == f"11 documents, {report.size:,} bytes used, 1 cut"
 
 
 def test_only_long_lines_without_blanks_are_usable(tmp_path: Path) -> None:
     long = "".join(random.Random(1).choices("abcdeü", k=50_000)).encode()
-    assert train_tokenizer([long], config(), tmp_path / "m").bytes_used == len(long)
+    assert train_tokenizer([long], config(), tmp_path / "m").size == len(long)
 
 
 @pytest.mark.parametrize("texts", [[], [b""], [b"\n"] * 1000, [b"\0"]])
@@ -157,28 +157,6 @@ def test_a_vocabulary_that_does_not_fit_the_text(
 ) -> None:
     with pytest.raises(UserError, match=message):
         train_tokenizer(texts, config(vocab_size=vocab_size), tmp_path / "m")
-
-
-@given(text=st.text("aé€\U0001f600 \n", max_size=200), limit=st.integers(4, 20))
-def test_cutting_keeps_every_character(text: str, limit: int) -> None:
-    parts = list(cut_text(text.encode(), limit))
-    assert b"".join(parts) == text.encode()
-    assert all(0 < len(part) <= limit and part.decode() for part in parts)
-
-
-def test_cutting_prefers_line_ends_then_blanks() -> None:
-    assert list(cut_text(b"ab\ncd ef", 6)) == [b"ab\n", b"cd ef"]
-    assert list(cut_text(b"abc def ghi", 9)) == [b"abc def", b" ghi"]
-
-
-def test_the_sample_is_spread_over_all_documents_and_stays_below_its_limit() -> None:
-    sample = Sample(limit=100 * PASSAGE_BYTES)
-    for number in range(1000):
-        sample.add(bytes([97 + number % 26]) * PASSAGE_BYTES + str(number).encode())
-    kept = list(sample.passages())
-    assert sum(map(len, kept)) == sample.size <= sample.limit
-    assert sample.size > 0.98 * sample.limit
-    assert len({passage[:1] for passage in kept}) > 20
 
 
 # -- models from elsewhere --------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Read documents from files and Hugging Face datasets: whole, in one fixed order, with every bad line counted.
 
 A document is checked UTF-8, byte for byte what the file holds; only documents with something other than blanks in them
-are given on. `read_piece` reads one piece of the input by itself, in any process.
+are given on. `read_part` reads a part of the input by itself, in any process.
 """
 
 from __future__ import annotations
@@ -9,32 +9,38 @@ from __future__ import annotations
 import errno
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeline.config_tokenize import DataSource
 from pipeline.errors import NotReadyError, StorageError, UserError
-from pipeline.lm.sources import Piece, format_of, list_pieces
+from pipeline.lm.sources import format_of, list_inputs
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 PLACES_KEPT = 20
+MOST_BYTES = 64 << 20  # of a document, and of its line: memory has to hold a few copies of it
+TOO_LONG = f"longer than {MOST_BYTES:,} bytes; cut it into several documents"
+COUNTED = ("files", "records", "documents", "text_bytes", "empty", "malformed", "blank_lines")
 _BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """One text (UTF-8, checked, not blank) and where it stands (`file:line`, `file:row` or `file`)."""
+class Part:
+    """What is read of one input: all of it, or a range. `path` None: a Hugging Face dataset."""
 
-    text: bytes
-    where: str
+    source: int  # its number in data:
+    path: Path | None
+    start: int = 0  # bytes of a file of lines, row groups of a parquet file
+    end: int | None = None  # None: to its end
 
 
 @dataclass
 class ReadCounts:
-    """What reading met; `read_documents` and `read_piece` add to it as they go."""
+    """What reading met; `read_part` adds to it as it goes."""
 
     files: int = 0
     records: int = 0  # lines, rows and whole text files; blank lines are not among them
@@ -53,15 +59,28 @@ class ReadCounts:
         if len(self.places) < PLACES_KEPT:
             self.places.append(f"{where}: {reason}")
 
-    def accept(self, text: bytes, where: str) -> Iterator[Document]:
-        """Count one readable record; give its document unless it is blank."""
+    def accept(self, text: bytes, where: Callable[[], str]) -> Iterator[bytes]:
+        """Count one readable record; give its text unless it is blank."""
+        if len(text) > MOST_BYTES:
+            self.add_malformed(where(), TOO_LONG)
+            return
         self.records += 1
         if not text or text.isspace():
             self.empty += 1
             return
         self.documents += 1
         self.text_bytes += len(text)
-        yield Document(text, where)
+        yield text
+
+    def merge(self, other: ReadCounts) -> None:
+        """Add what was met in another part, which comes after this one."""
+        for name in COUNTED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.empty_files = self.empty_files + other.empty_files
+        self.places = (self.places + other.places)[:PLACES_KEPT]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
     def check_malformed(self, allowed_share: float) -> None:
         """Raise UserError where more than `allowed_share` (0 to 1) of the records are malformed."""
@@ -82,31 +101,32 @@ class ReadCounts:
         )
 
 
-def read_documents(sources: Sequence[DataSource], counts: ReadCounts | None = None) -> Iterator[Document]:
-    """Read every document of every source, in the order of `list_pieces`; what is met is added to `counts`."""
+def read_documents(sources: Sequence[DataSource], counts: ReadCounts | None = None) -> Iterator[bytes]:
+    """Read every document of every source, in the order of `list_inputs`; what is met is added to `counts`."""
     counts = ReadCounts() if counts is None else counts
-    for piece in list_pieces(sources):
-        yield from read_piece(piece, counts)
+    for item in list_inputs(sources):
+        yield from read_part(Part(item.source, item.path), sources, counts)
 
 
-def read_piece(piece: Piece, counts: ReadCounts) -> Iterator[Document]:
-    """Read the documents of one piece. Raises UserError, naming the file, where it can't be read to its end."""
-    counts.files += 1
-    if piece.path is None:
-        yield from _read_dataset(piece.source, counts)
+def read_part(part: Part, sources: Sequence[DataSource], counts: ReadCounts) -> Iterator[bytes]:
+    """Read the documents of one part. Raises UserError, naming the file, where it can't be read to its end."""
+    source, path = sources[part.source], part.path
+    counts.files += part.start == 0
+    if path is None:
+        yield from _read_dataset(source, counts)
         return
-    kind, compression = format_of(piece.path)
-    with _naming(piece.path):
-        if piece.path.stat().st_size == 0:
+    kind, compression = format_of(path)
+    with _naming(path):
+        if path.stat().st_size == 0:
             if kind == "parquet" or compression:
-                raise UserError(f"{piece.path}: 0 bytes, which is no {piece.path.suffix} file: was it written whole?")
-            counts.empty_files.append(str(piece.path))
+                raise UserError(f"{path}: 0 bytes, which is no {path.suffix} file: was it written whole?")
+            counts.empty_files.append(str(path))
         if kind == "text":
-            yield from _read_text(piece.path, compression, counts)
+            yield from _read_text(path, compression, counts)
         elif kind == "lines":
-            yield from _read_lines(piece.path, compression, piece.source.text_field, counts)
+            yield from _read_lines(part, path, compression, source.text_field, counts)
         else:
-            yield from _read_parquet(piece.path, piece.source.text_field, counts)
+            yield from _read_parquet(part, path, source.text_field, counts)
 
 
 @contextmanager
@@ -140,33 +160,83 @@ def _raw(path: Path, compression: str | None) -> io.RawIOBase:
     return stream
 
 
-def _read_text(path: Path, compression: str | None, counts: ReadCounts) -> Iterator[Document]:
+def _read_text(path: Path, compression: str | None, counts: ReadCounts) -> Iterator[bytes]:
     with _open(path, compression) as reader:
-        text = reader.read()
+        text = reader.read(MOST_BYTES + 1)
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as error:
-        counts.add_malformed(str(path), f"invalid UTF-8 at byte {error.start}")
-        return
-    yield from counts.accept(text, str(path))
+        if len(text) <= MOST_BYTES:
+            counts.add_malformed(str(path), f"invalid UTF-8 at byte {error.start}")
+            return
+    yield from counts.accept(text, lambda: str(path))
 
 
-def _read_lines(path: Path, compression: str | None, text_field: str, counts: ReadCounts) -> Iterator[Document]:
+def _read_lines(
+    part: Part, path: Path, compression: str | None, text_field: str, counts: ReadCounts
+) -> Iterator[bytes]:
+    """Read the lines that begin in the part's range; the last one to its end, wherever that is."""
+    place = _Place(path, part.start)
     with _open(path, compression) as reader:
-        # bytes end lines at \n only; str would also end them at U+2028, which JSON allows inside a string
-        for number, line in enumerate(reader, start=1):
-            if number == 1:
+        position = part.start
+        if position:  # a line that began before belongs to the part before
+            reader.seek(position - 1)
+            position += _next_line(reader)[1] - 1
+        while part.end is None or position < part.end:
+            # bytes end lines at \n only; str would also end them at U+2028, which JSON allows inside a string
+            line, size = _next_line(reader)
+            if not size:
+                return
+            position += size
+            place.number += 1
+            if position == size:
                 line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
+            if size > MOST_BYTES:
+                counts.add_malformed(place(), TOO_LONG)
+                continue
+            if not line or line.isspace():
                 counts.blank_lines += 1
                 continue
-            where = f"{path}:{number}"
             try:
                 text = parse_line(line, text_field)
             except ValueError as error:
-                counts.add_malformed(where, str(error))
+                counts.add_malformed(place() if len(counts.places) < PLACES_KEPT else "", str(error))
                 continue
-            yield from counts.accept(text, where)
+            yield from counts.accept(text, place)
+
+
+def _next_line(reader: io.BufferedReader[io.RawIOBase]) -> tuple[bytes, int]:
+    """Return a line and its bytes; of one that is longer than MOST_BYTES nothing is kept."""
+    line = reader.readline(MOST_BYTES + 1)
+    size = len(line)
+    if size <= MOST_BYTES:
+        return line, size
+    while not line.endswith(b"\n") and (line := reader.readline(MOST_BYTES)):
+        size += len(line)
+    return b"", size
+
+
+class _Place:
+    """Names the line that is read: `file:line`. Where reading began in the middle, the lines before are counted."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self.path, self.start = path, start
+        self.number = 0  # of the line, among those of the part
+
+    def __call__(self) -> str:
+        return f"{self.path}:{self._before + self.number}"
+
+    @cached_property
+    def _before(self) -> int:
+        lines, left = 0, self.start
+        with self.path.open("rb") as file:
+            while left and (block := file.read(min(left, _BUFFER_BYTES))):
+                lines += block.count(b"\n")
+                left -= len(block)
+            if self.start:  # the line that the start lies in
+                file.seek(self.start - 1)
+                lines += file.read(1) != b"\n"
+        return lines
 
 
 def _refuse_constant(name: str) -> None:
@@ -208,7 +278,7 @@ def _json_type(value: object) -> str:
     return names.get(type(value), "an object" if isinstance(value, dict) else f"a {type(value).__name__}")
 
 
-def _read_parquet(path: Path, text_field: str, counts: ReadCounts) -> Iterator[Document]:
+def _read_parquet(part: Part, path: Path, text_field: str, counts: ReadCounts) -> Iterator[bytes]:
     import pyarrow
     import pyarrow.parquet
 
@@ -217,8 +287,9 @@ def _read_parquet(path: Path, text_field: str, counts: ReadCounts) -> Iterator[D
             names = file.schema_arrow.names
             if text_field not in names:
                 raise UserError(f"{path}: no column {text_field!r} (columns: {', '.join(names)}); see data: text_field")
-            row = 0
-            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
+            groups = range(file.num_row_groups)[part.start : part.end]
+            row = sum(file.metadata.row_group(number).num_rows for number in range(part.start))
+            for batch in file.iter_batches(batch_size=1024, row_groups=groups, columns=[text_field]):
                 for value in batch.column(0):
                     row += 1
                     yield from _read_row(value.as_py, f"{path}:{row}", text_field, counts)
@@ -226,7 +297,7 @@ def _read_parquet(path: Path, text_field: str, counts: ReadCounts) -> Iterator[D
         raise UserError(f"{path}: can't be read as parquet: {error}") from error
 
 
-def _read_row(get: Any, where: str, text_field: str, counts: ReadCounts) -> Iterator[Document]:
+def _read_row(get: Any, where: str, text_field: str, counts: ReadCounts) -> Iterator[bytes]:
     """Count the value that `get()` returns; pyarrow checks UTF-8 only there."""
     try:
         text = _to_utf8(get(), text_field)
@@ -236,10 +307,10 @@ def _read_row(get: Any, where: str, text_field: str, counts: ReadCounts) -> Iter
     except ValueError as error:
         counts.add_malformed(where, str(error))
         return
-    yield from counts.accept(text, where)
+    yield from counts.accept(text, lambda: where)
 
 
-def _read_dataset(source: DataSource, counts: ReadCounts) -> Iterator[Document]:
+def _read_dataset(source: DataSource, counts: ReadCounts) -> Iterator[bytes]:
     """Stream one split of a Hugging Face dataset; HF_HUB_OFFLINE and the other HF_ variables hold."""
     import datasets
 

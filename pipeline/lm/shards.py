@@ -1,23 +1,26 @@
-"""Write and read token shards: `<split>-00000.bin` files of plain little-endian ids, and one index.json.
+"""Token shards: `<split>-00000.bin` files of plain little-endian ids, and one index.json; how they are read.
 
     data/index.json
     {"format": 1, "inputs": SHA256, "dtype": "uint16",
      "tokenizer": {"fingerprint": SHA256, "vocab_size": 4096, "eos_id": 1, "exact": true},
      "read": {"files": 512, "records": 512, "empty": 1, "malformed": 0, "blank_lines": 0},
+     "in_both_splits": 0,
      "splits": {"train": {"documents", "duplicates", "bytes", "tokens", "bytes_per_token", "longest_document",
-                          "shards": [{"file": "train-00000.bin", "documents", "bytes", "tokens", "sha256"}, …]},
+                          "vocabulary_used", "document_lengths": [[bytes from, documents], …],
+                          "token_frequencies": [[rank, occurrences], …],
+                          "shards": [{"file": "train-00000.bin", "documents", "bytes", "tokens", "sha256", "source"},
+                                     …]},
                 "validation": {…}}}
 
-A document is the ids of its text and one end-of-document id. It never crosses a shard. `bytes` are UTF-8 bytes of the
-original text, what bits per byte divides by; a file's size is `tokens` times the size of `dtype`. The index is
-written last: without it there is no data, with it every shard is whole.
+A document is the ids of its text and one end-of-document id. It never crosses a shard, and a shard never holds two
+sources. `bytes` are UTF-8 bytes of the original text, what bits per byte divides by; a file's size is `tokens` times
+the size of `dtype`. The index is written last: without it there is no data, with it every shard is whole.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.files import atomic_path, read_json, sha256_file, write_json
-from pipeline.lm.documents import ReadCounts
+from pipeline.files import read_json, sha256_file
 from pipeline.lm.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -64,101 +66,7 @@ class Shard:
     bytes: int
     tokens: int
     sha256: str
-
-
-@dataclass
-class SplitStatistics:
-    """What a split holds."""
-
-    documents: int = 0
-    duplicates: int = 0  # exact ones, dropped
-    bytes: int = 0
-    tokens: int = 0
-    longest_document: int = 0  # bytes
-    shards: list[Shard] = field(default_factory=list)
-
-    @property
-    def bytes_per_token(self) -> float:
-        return round(self.bytes / self.tokens, 4) if self.tokens else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        values = asdict(self)
-        shards = values.pop("shards")
-        return {**values, "bytes_per_token": self.bytes_per_token, "shards": shards}
-
-
-class ShardWriter:
-    """Collect the documents of one split and write a shard whenever `shard_tokens` are together."""
-
-    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, shard_tokens: int) -> None:
-        self.folder = folder
-        self.split = split
-        self.shard_tokens = shard_tokens
-        self.statistics = SplitStatistics()
-        self._eos_id = tokenizer.eos_id
-        self._vocab_size = tokenizer.vocab_size
-        self._dtype = DTYPES[dtype_for(tokenizer.vocab_size)]
-        self._start_shard()
-
-    def _start_shard(self) -> None:
-        self._documents: list[Ids] = []
-        self._tokens = 0
-        self._bytes = 0
-
-    def add(self, ids: Ids, text_bytes: int) -> None:
-        """Append one document: its ids (N,) without the end-of-document id, and its size as UTF-8."""
-        if ids.size and (ids.min() < 0 or ids.max() >= self._vocab_size):  # before the cast: 70000 as uint16 is 4464
-            raise ValueError(f"token ids {ids.min()}..{ids.max()} do not fit a vocabulary of {self._vocab_size}")
-        if np.any(ids == self._eos_id):
-            raise ValueError(f"a document holds the end-of-document id {self._eos_id}: its text was read as a token")
-        self._documents.append(np.append(ids, self._eos_id).astype(self._dtype))
-        self._tokens += ids.size + 1
-        self._bytes += text_bytes
-        self.statistics.longest_document = max(self.statistics.longest_document, text_bytes)
-        if self._tokens >= self.shard_tokens:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is collected as the next shard, by rename; nothing where nothing is."""
-        if not self._documents:
-            return
-        name = shard_name(self.split, len(self.statistics.shards))
-        tokens = np.concatenate(self._documents)
-        shard = Shard(name, len(self._documents), self._bytes, tokens.size, hashlib.sha256(tokens.data).hexdigest())
-        with atomic_path(self.folder / name) as temporary:
-            tokens.tofile(temporary)
-        self.statistics.shards.append(shard)
-        self.statistics.documents += shard.documents
-        self.statistics.bytes += shard.bytes
-        self.statistics.tokens += shard.tokens
-        self._start_shard()
-
-
-def write_index(
-    folder: Path, inputs: str, tokenizer: Tokenizer, counts: ReadCounts, splits: Mapping[str, SplitStatistics]
-) -> dict[str, Any]:
-    """Remove shards that belong to no split (of an interrupted attempt), write the index, and return it."""
-    kept = {shard.file for statistics in splits.values() for shard in statistics.shards}
-    for split in SPLITS:
-        for path in folder.glob(f"{split}-*.bin"):
-            if path.name not in kept:
-                path.unlink()
-    read = {name: getattr(counts, name) for name in ("files", "records", "empty", "malformed", "blank_lines")}
-    index = {
-        "format": FORMAT,
-        "inputs": inputs,
-        "dtype": dtype_for(tokenizer.vocab_size),
-        "tokenizer": {
-            "fingerprint": tokenizer.fingerprint,
-            "vocab_size": tokenizer.vocab_size,
-            "eos_id": tokenizer.eos_id,
-            "exact": tokenizer.is_exact(),
-        },
-        "read": read,
-        "splits": {name: statistics.as_json() for name, statistics in splits.items()},
-    }
-    write_json(folder / INDEX, index)
-    return index
+    source: int = 0  # number in data: that all its documents come from
 
 
 class TokenShards:

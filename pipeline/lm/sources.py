@@ -20,27 +20,31 @@ FOLDER_SUFFIXES = {".txt", ".md", ".jsonl", ".parquet"}  # code in a folder of t
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The smallest part of the input that is read by itself: one file, or one Hugging Face dataset (no path)."""
+class Input:
+    """One file, or one Hugging Face dataset (no path)."""
 
-    source: DataSource
+    source: int  # its number in data:
     path: Path | None
+    size: int = 0  # bytes
+    changed: int = 0  # ns since the epoch
 
 
-def list_pieces(sources: Sequence[DataSource]) -> list[Piece]:
+def list_inputs(sources: Sequence[DataSource]) -> list[Input]:
     """List what the sources hold, sorted by path within each source, so that every machine reads in the same order.
 
     Raises UserError where a source holds nothing that can be read.
     """
-    pieces = []
-    for source in sources:
+    inputs = []
+    for number, source in enumerate(sources):
         if source.dataset is not None:
-            pieces.append(Piece(source, None))
+            inputs.append(Input(number, None))
         elif source.path is not None:
-            pieces += [Piece(source, path) for path in find_files(source.path)]
-    if not pieces:
+            for path in find_files(source.path):
+                status = path.stat()
+                inputs.append(Input(number, path, status.st_size, status.st_mtime_ns))
+    if not inputs:
         raise UserError("data: no source is given. Name files, a folder, a glob or a dataset")
-    return pieces
+    return inputs
 
 
 def format_of(path: Path) -> tuple[str, str | None]:

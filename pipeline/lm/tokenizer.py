@@ -6,11 +6,9 @@ The one exception is U+2581 (▁), SentencePiece's own sign for a blank: it deco
 from __future__ import annotations
 
 import hashlib
-import heapq
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 from pipeline.config_tokenize import TokenizeConfig
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import atomic_path
+from pipeline.lm.sample import Sample
 from pipeline.lm.vocabulary import Vocabulary, read_vocabulary
 
 TRAINER_OPTIONS: dict[str, Any] = {
@@ -52,105 +51,33 @@ TRAINER_OPTIONS: dict[str, Any] = {
     "hard_vocab_limit": True,
     "minloglevel": 2,
 }
-PASSAGE_BYTES = 4096
-"""Training text is sampled in passages of at most this many bytes."""
-
-_UNTRAINABLE = re.compile(rb"\0|\xe2\x96\x85")
-"""NUL and U+2585: the trainer silently leaves out a whole sentence that holds one, so sentences are cut there."""
-
 _PROBE = "  a\tb\r\n\n cﬁ Ⅷ \ufeff\0 \U0001f600 </s>"
 
 
-@dataclass(frozen=True)
-class TrainingReport:
-    """What the tokenizer was trained on."""
-
-    documents: int
-    bytes_used: int
-    documents_cut: int  # longer than PASSAGE_BYTES
-
-    def __str__(self) -> str:
-        return f"{self.documents:,} documents, {self.bytes_used:,} bytes used, {self.documents_cut:,} cut"
-
-
-class Sample:
-    """Keep an evenly spread sample of at most `limit` bytes of passages, whatever the order they come in.
-
-    Every passage has a number drawn from its document's hash; those with the lowest numbers stay (bottom-k sampling,
-    Cohen and Kaplan 2007). One pass and `limit` bytes of memory do, exact duplicates count once, and samples of parts
-    of a corpus merge into that of the whole.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.size = 0
-        self._passages: dict[int, bytes] = {}
-        self._heap: list[int] = []  # negated: the highest number is the first to go
-
-    def add(self, text: bytes) -> bool:
-        """Offer one document (UTF-8); return whether it had to be cut."""
-        digest = hashlib.sha256(text).digest()
-        number = -1
-        for number, passage in enumerate(cut_text(text, PASSAGE_BYTES)):
-            draw = hashlib.blake2b(digest + number.to_bytes(8, "big"), digest_size=8).digest()
-            self._offer(int.from_bytes(draw, "big"), passage)
-        return number > 0
-
-    def _offer(self, draw: int, passage: bytes) -> None:
-        if draw in self._passages or (self.size >= self.limit and draw > -self._heap[0]):
-            return
-        self._passages[draw] = passage
-        heapq.heappush(self._heap, -draw)
-        self.size += len(passage)
-        while self.size > self.limit:
-            self.size -= len(self._passages.pop(-heapq.heappop(self._heap)))
-
-    def passages(self) -> Iterator[bytes]:
-        """Give the passages in the order of their numbers, which is the same whatever order they came in."""
-        for draw in sorted(self._passages):
-            yield from (part for part in _UNTRAINABLE.split(self._passages[draw]) if part.strip())
-
-
-def cut_text(text: bytes, limit: int) -> Iterator[bytes]:
-    """Cut UTF-8 text into parts of at most `limit` bytes, after a line end, else before a blank, else anywhere
-    between two characters.
-    """
-    start = 0
-    while len(text) - start > limit:
-        end = text.rfind(b"\n", start, start + limit) + 1
-        if end <= start:
-            end = text.rfind(b" ", start + 1, start + limit)
-        if end <= start:
-            end = start + limit
-            while text[end] & 0xC0 == 0x80:  # a continuation byte: inside a character
-                end -= 1
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]
-
-
-def train_tokenizer(texts: Iterable[bytes], config: TokenizeConfig, path: Path) -> TrainingReport:
+def train_tokenizer(texts: Iterable[bytes], config: TokenizeConfig, path: Path) -> Sample:
     """Train a model on a sample of at most `config.training_bytes` of `texts` (UTF-8) and write it to `path`.
 
     The same texts, in any order, give the same file. Raises UserError where there is no usable text, or too little or
     too varied text for `config.vocab_size`.
     """
     sample = Sample(config.training_bytes)
-    documents = cut = 0
     for text in texts:
-        documents += 1
-        cut += sample.add(text)
+        sample.add(text)
+    train_on_sample(sample, config, path)
+    return sample
+
+
+def train_on_sample(sample: Sample, config: TokenizeConfig, path: Path) -> None:
+    """Do the same with a sample that was drawn already."""
     passages = list(sample.passages())
     if not passages:
         raise UserError(
-            f"too little data: no usable text to train the tokenizer on ({documents} documents, {sample.size} bytes; "
-            f"tokenize.training_bytes is {config.training_bytes})"
+            f"too little data: no usable text to train the tokenizer on ({sample.documents} documents, "
+            f"{sample.size} bytes; tokenize.training_bytes is {config.training_bytes})"
         )
     model = _train(passages, config)
     with atomic_path(path) as temporary:
         temporary.write_bytes(model)
-    return TrainingReport(documents, sum(map(len, passages)), cut)
 
 
 def _train(passages: Sequence[bytes], config: TokenizeConfig) -> bytes:

@@ -178,7 +178,7 @@ def _ownership(run: Run, attempt: Attempt) -> Iterator[None]:
         yield
         return
     details = {"job_id": attempt.job_id, "attempt": attempt.number}
-    with owned(run.owner_of(attempt.stage), f"Run {run.name}", FORMER_OWNER_SECONDS, **details):
+    with owned(run.owner_of(attempt.stage, attempt.job_id), f"Run {run.name}", FORMER_OWNER_SECONDS, **details):
         if attempt.stage == "pretrain":
             _break_unfinished_saves(run)
         yield
@@ -198,7 +198,7 @@ def _break_unfinished_saves(run: Run) -> None:
 def fence(run: Run, attempt: Attempt) -> None:
     """Raise NotOwnerError on rank 0 if another attempt has taken the Run over; asked before anything is published."""
     if attempt.rank == 0:
-        check_owner(run.owner_of(attempt.stage))
+        check_owner(run.owner_of(attempt.stage, attempt.job_id))
 
 
 def _event(run: Run, attempt: Attempt, kind: str, **details: object) -> None:
@@ -222,7 +222,7 @@ def _end(
     if reason:
         say(f"{attempt.stage}: {reason}")
     try:
-        if not owner or belongs_to(run.owner_of(attempt.stage), attempt.job_id, attempt.number):
+        if not owner or belongs_to(run.owner_of(attempt.stage, attempt.job_id), attempt.job_id, attempt.number):
             _record(run, attempt, verdict, reason, step, nodes)
     except OSError as error:
         say(f"cannot write the verdict: {error}")
@@ -262,13 +262,13 @@ def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
     code = EXIT_FAILED
     try:
         if attempt.rank == 0:
-            check_owner(run.owner_of(attempt.stage))
+            check_owner(run.owner_of(attempt.stage, attempt.job_id))
         verdict, reason = _believed(verdict, reason)
         say(f"{attempt.stage}: {reason}")
         _abandoned_verdict(run, attempt, verdict, reason, step)
         code = EXIT_CODES[verdict] if attempt.world_size == 1 or verdict != STOPPED else EXIT_DONE
         if attempt.rank == 0:
-            disown(run.owner_of(attempt.stage))
+            disown(run.owner_of(attempt.stage, attempt.job_id))
     except Exception as error:
         say(f"{attempt.stage}: {error}")
     finally:
@@ -276,7 +276,7 @@ def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
 
 
 def _abandoned_verdict(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
-    if not belongs_to(run.owner_of(attempt.stage), attempt.job_id, attempt.number):
+    if not belongs_to(run.owner_of(attempt.stage, attempt.job_id), attempt.job_id, attempt.number):
         return
     if verdict_since(run, attempt.job_id, attempt.number, STARTED) is None:
         write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step)

@@ -1,4 +1,12 @@
-"""Turn the Config's text into a tokenizer and token shards: read, train, encode, index."""
+"""Turn the Config's text into a tokenizer and token shards, in three phases.
+
+    tokenizer   list the input and cut it into pieces (data/pieces.json), train or copy the tokenizer
+    encode      make ids of each piece (data/pieces/00003/); the tasks of a Job array share them out
+    index       put the pieces together: shards of one size without duplicates, and data/index.json, which is last
+
+PIPELINE_PHASE names one of them; without it all are done, one after another. What is complete is left as it is, and the
+same text and config give the same bytes, however the work was shared out and however often it was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +16,52 @@ from pipeline.stages import early  # noqa: F401 - first: signals are taken while
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.config_stage import StageSection
-from pipeline.errors import UserError
-from pipeline.files import atomic_path, read_json, write_json
-from pipeline.lm.documents import Document, ReadCounts, read_piece
-from pipeline.lm.shards import SPLITS, ShardWriter, SplitStatistics, TokenShards, split_of, write_index
-from pipeline.lm.sources import Piece, list_pieces
-from pipeline.lm.tokenizer import Tokenizer, train_tokenizer
+from pipeline.errors import NotReadyError, UserError
+from pipeline.files import atomic_path
+from pipeline.lm.documents import ReadCounts
+from pipeline.lm.encoding import PieceOutput, encode_piece, read_piece
+from pipeline.lm.indexing import write_data
+from pipeline.lm.pieces import PieceList, cut_input, read_pieces
+from pipeline.lm.processes import in_processes
+from pipeline.lm.sample import Sample
+from pipeline.lm.shards import SPLITS, TokenShards, dtype_for, split_of
+from pipeline.lm.sources import list_inputs
+from pipeline.lm.tokenizer import Tokenizer, train_on_sample
 from pipeline.run import Run
 from pipeline.stages.main import Attempt, run_stage
 
-ENCODE_BYTES = 8 << 20  # text given to the encoder at a time
 PROGRESS_SECONDS = 5.0
+PIECE_SECONDS = 30.0  # after which a piece tells of itself
+SAMPLED = 500  # times tokenize.training_bytes of input that are read at most to draw the tokenizer's sample from
 
 
-def tokenize(run: Run, config: Config) -> None:
-    """Write data/ of the Run: tokenizer.model, then the shards, then index.json, whose presence means complete.
+def tokenize(run: Run, config: Config, phase: str = "", task: int = 0, tasks: int = 1) -> None:
+    """Do one phase, or all of them; task `task` of `tasks` encodes every `tasks`-th piece.
 
-    What is complete is left as it is. The same text and config give the same bytes, however often it was interrupted.
-    Raises UserError for text that can't be read or does not suffice.
+    Raises UserError for text that can't be read or does not suffice, NotReadyError where an earlier phase is not done.
     """
-    inputs = fingerprint_config(config)
+    inputs = fingerprint(config)
     if is_complete(run, inputs):
         say(f"{run.index} is complete: nothing to do")
         return
-    pieces = list_pieces(config.data)
-    start(run, inputs, pieces)
-    tokenizer = make_tokenizer(run, config, pieces)
-    counts = ReadCounts()
-    splits = encode(run, config, pieces, tokenizer, counts)
-    check_counts(config, counts, {name: statistics.documents for name, statistics in splits.items()})
-    print_table(write_index(run.data, inputs, tokenizer, counts, splits))
+    if phase in ("", "tokenizer"):
+        pieces = list_pieces(run, config, inputs)
+        make_tokenizer(run, config, pieces)
+    pieces = read_pieces(run.pieces)
+    if pieces.config != inputs or not run.tokenizer.is_file():
+        raise NotReadyError(f"{run.data}: the first phase of tokenize is not done for this config: run it first")
+    if phase in ("", "encode"):
+        encode(run, config, pieces, range(task, len(pieces.pieces), tasks))
+    if phase in ("", "index"):
+        write_index(run, config, pieces, inputs)
 
 
 def say(message: str) -> None:
@@ -53,31 +69,21 @@ def say(message: str) -> None:
     print(f"tokenize: {message}", file=sys.stderr, flush=True)
 
 
+def processes_of(config: Config) -> int:
+    """Return how many processes may work at a time."""
+    return config.tokenize.processes or config.threads or len(os.sched_getaffinity(0))
+
+
 # -- what is complete -------------------------------------------------------------------------------------------------
 
 
-def fingerprint_config(config: Config) -> str:
+def fingerprint(config: Config) -> str:
     """Hash what decides the data's bytes: the sources and the tokenize section without time limits and the like."""
-    elsewhere = {*StageSection.model_fields, "max_malformed_share"}
-    wanted = {
-        "data": [source.model_dump(mode="json") for source in config.data],
-        "tokenize": config.tokenize.model_dump(mode="json", exclude=elsewhere),
-    }
-    return _hash(wanted)
-
-
-def fingerprint_files(pieces: Iterable[Piece]) -> str:
-    """Hash the names, sizes and times of the input files, so that a changed one is not mixed with older work."""
-    files = []
-    for piece in pieces:
-        if piece.path is not None:
-            status = piece.path.stat()
-            files.append([str(piece.path), status.st_size, status.st_mtime_ns])
-    return _hash(files)
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    section = config.tokenize.model_dump(mode="json", exclude=config.tokenize.keys_of_no_effect())
+    if section["drop_duplicates"]:
+        del section["drop_duplicates"]  # as it was before there was the key
+    wanted = {"data": [source.model_dump(mode="json") for source in config.data], "tokenize": section}
+    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
 
 
 def is_complete(run: Run, inputs: str) -> bool:
@@ -92,32 +98,37 @@ def is_complete(run: Run, inputs: str) -> bool:
         )
     for split in SPLITS:
         TokenShards(run.data, split).check_tokenizer(Tokenizer(run.tokenizer))
+    shutil.rmtree(run.piece(0).parent, ignore_errors=True)  # of an attempt that was killed in its last moment
     return True
 
 
-def start(run: Run, inputs: str, pieces: list[Piece]) -> None:
-    """Keep what an interrupted attempt left if its config and files are ours, else remove it."""
-    record = {"config": inputs, "files": fingerprint_files(pieces)}
-    started = run.data / "inputs.json"
+# -- the first phase: pieces and tokenizer ----------------------------------------------------------------------------
+
+
+def list_pieces(run: Run, config: Config, inputs: str) -> PieceList:
+    """List the pieces; keep what an interrupted attempt left if its config and files are ours, else remove it."""
+    pieces = cut_input(inputs, list_inputs(config.data))
     for path in run.data.glob(".*.tmp"):  # of an attempt that was killed
         path.unlink(missing_ok=True)
-    if read_json(started) != record:
+    try:
+        same = read_pieces(run.pieces).to_json() == pieces.to_json()
+    except UserError:
+        same = False
+    if not same:
         run.tokenizer.unlink(missing_ok=True)
-        write_json(started, record)
+        shutil.rmtree(run.piece(0).parent, ignore_errors=True)
+        pieces.write(run.pieces)
+    return pieces
 
 
-# -- phases -----------------------------------------------------------------------------------------------------------
-
-
-def make_tokenizer(run: Run, config: Config, pieces: list[Piece]) -> Tokenizer:
-    """Return the Run's tokenizer: the one an earlier attempt made, a copy of the given one, or a new one."""
+def make_tokenizer(run: Run, config: Config, pieces: PieceList) -> None:
+    """Make the Run's tokenizer: the one an earlier attempt made, a copy of the given one, or a new one."""
     if run.tokenizer.is_file():
         say(f"{run.tokenizer} is there already")
     elif config.tokenize.tokenizer is not None:
         copy_tokenizer(Path(config.tokenize.tokenizer), run.tokenizer, config.tokenize.vocab_size)
     else:
         learn_tokenizer(run, config, pieces)
-    return Tokenizer(run.tokenizer)
 
 
 def copy_tokenizer(source: Path, target: Path, vocab_size: int) -> None:
@@ -135,61 +146,95 @@ def copy_tokenizer(source: Path, target: Path, vocab_size: int) -> None:
     say(f"tokenizer {source}: {vocab_size} tokens")
 
 
-def learn_tokenizer(run: Run, config: Config, pieces: list[Piece]) -> None:
-    """Train on the train split only. All the text is read here, so what is wrong with it shows before the work."""
+def learn_tokenizer(run: Run, config: Config, pieces: PieceList) -> None:
+    """Train on the train split only. All the text is read here, so what is wrong with it shows before the work.
+
+    Of input that is larger by far than what the tokenizer needs, evenly spread pieces are read.
+    """
+    step = max(1, pieces.bytes // (SAMPLED * config.tokenize.training_bytes))
+    chosen = list(range(0, len(pieces.pieces), step))
+    watch = Watch("read", len(chosen))
+
+    def draw(number: int) -> tuple[Sample, ReadCounts, dict[str, int]]:
+        sample, counts = Sample(config.tokenize.training_bytes), ReadCounts()
+        documents = dict.fromkeys(SPLITS, 0)
+        for texts in read_piece(pieces.pieces[number], config.data, counts, watch.tell(number)):
+            for text in texts:
+                split = split_of(hashlib.sha256(text).digest(), config.tokenize.validation_fraction)
+                documents[split] += 1
+                if split == "train":
+                    sample.add(text)
+        return sample, counts, documents
+
+    sample, documents = Sample(config.tokenize.training_bytes), dict.fromkeys(SPLITS, 0)
+    for part, counts, found in in_processes(draw, chosen, processes_of(config)):
+        sample.merge(part)
+        documents = {split: number + found[split] for split, number in documents.items()}
+        watch.add(counts)
+    watch.end()
+    check_counts(config, watch.counts, documents)
+    say(f"training a {config.tokenize.model_type} tokenizer of {config.tokenize.vocab_size} tokens")
+    train_on_sample(sample, config.tokenize, run.tokenizer)
+    say(f"tokenizer trained: {sample}")
+
+
+# -- the second phase: ids --------------------------------------------------------------------------------------------
+
+
+def encode(run: Run, config: Config, pieces: PieceList, numbers: Sequence[int]) -> None:
+    """Encode those of the pieces that are not there."""
+    missing = [number for number in numbers if not run.piece(number).is_dir()]
+    if len(missing) < len(numbers):
+        say(f"{len(numbers) - len(missing)} of {len(numbers)} pieces are there already")
+    if not missing:
+        return
+    tokenizer, processes = Tokenizer(run.tokenizer), processes_of(config)
+    threads = 1 if processes > 1 and len(missing) > 1 else processes
+    watch = Watch("encoded", len(missing))
+
+    def work(number: int) -> ReadCounts:
+        pieces.check_unchanged(number)
+        return encode_piece(
+            pieces.pieces[number], run.piece(number), config.data, tokenizer, config.tokenize.validation_fraction,
+            threads=threads, tell=watch.tell(number),
+        )  # fmt: skip
+
+    for counts in in_processes(work, missing, processes):
+        watch.add(counts)
+        if config.tokenize.max_malformed_share == 0:  # else only the index phase knows the share
+            counts.check_malformed(0)
+    watch.end()
+
+
+# -- the third phase: shards and index --------------------------------------------------------------------------------
+
+
+def write_index(run: Run, config: Config, pieces: PieceList, inputs: str) -> None:
+    """Put the pieces together; they are removed when the index is there."""
+    missing = [number for number in range(len(pieces.pieces)) if not run.piece(number).is_dir()]
+    if missing:
+        raise NotReadyError(
+            f"{run.data}: {len(missing)} of {len(pieces.pieces)} pieces are not encoded yet, the first is {missing[0]}"
+        )
+    tokenizer = Tokenizer(run.tokenizer)
+    dtype = dtype_for(tokenizer.vocab_size)
+    outputs = [PieceOutput(run.piece(number), dtype) for number in range(len(pieces.pieces))]
     counts = ReadCounts()
     documents = dict.fromkeys(SPLITS, 0)
-
-    def train_texts() -> Iterator[bytes]:
-        for document in watch("read", pieces, counts):
-            split = split_of(hashlib.sha256(document.text).digest(), config.tokenize.validation_fraction)
-            documents[split] += 1
-            if split == "train":
-                yield document.text
-        check_counts(config, counts, documents)
-        say(f"training a {config.tokenize.model_type} tokenizer of {config.tokenize.vocab_size} tokens")
-
-    report = train_tokenizer(train_texts(), config.tokenize, run.tokenizer)
-    say(f"tokenizer trained: {report}")
-
-
-def encode(
-    run: Run, config: Config, pieces: list[Piece], tokenizer: Tokenizer, counts: ReadCounts
-) -> dict[str, SplitStatistics]:
-    """Write the shards of both splits; exact duplicates are dropped and counted."""
-    writers = {split: ShardWriter(run.data, split, tokenizer, config.tokenize.shard_tokens) for split in SPLITS}
-    threads = config.threads or len(os.sched_getaffinity(0))
-    seen: set[bytes] = set()
-    for group in grouped(watch("encoded", pieces, counts), ENCODE_BYTES):
-        fresh = []
-        for document in group:
-            digest = hashlib.sha256(document.text).digest()
-            writer = writers[split_of(digest, config.tokenize.validation_fraction)]
-            if digest[:16] in seen:  # 128 bits are enough to tell texts apart
-                writer.statistics.duplicates += 1
-                continue
-            seen.add(digest[:16])
-            fresh.append((writer, document.text))
-        ids = tokenizer.encode_documents([text for _, text in fresh], threads)
-        for (writer, text), tokens in zip(fresh, ids, strict=True):
-            writer.add(tokens, len(text))
-    for writer in writers.values():
-        writer.flush()
-    return {split: writer.statistics for split, writer in writers.items()}
-
-
-def grouped(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    """Group documents until `size` bytes of text are together."""
-    group: list[Document] = []
-    together = 0
-    for document in documents:
-        group.append(document)
-        together += len(document.text)
-        if together >= size:
-            yield group
-            group, together = [], 0
-    if group:
-        yield group
+    for output in outputs:
+        counts.merge(output.counts())
+        rows = output.documents()
+        documents = {
+            name: number + int((rows["split"] == at).sum()) for at, (name, number) in enumerate(documents.items())
+        }
+    check_counts(config, counts, documents)
+    index = write_data(
+        run.data, inputs, tokenizer, outputs, [piece[0].source for piece in pieces.pieces],
+        shard_tokens=config.tokenize.shard_tokens, drop_duplicates=config.tokenize.drop_duplicates,
+        processes=processes_of(config),
+    )  # fmt: skip
+    shutil.rmtree(run.piece(0).parent, ignore_errors=True)
+    print_table(index)
 
 
 def check_counts(config: Config, counts: ReadCounts, documents: dict[str, int]) -> None:
@@ -210,30 +255,52 @@ def check_counts(config: Config, counts: ReadCounts, documents: dict[str, int]) 
 # -- what a person sees -----------------------------------------------------------------------------------------------
 
 
-def watch(verb: str, pieces: list[Piece], counts: ReadCounts) -> Iterator[Document]:
-    """Read all pieces in order, with a line of progress now and then and one at the end."""
-    started = said = time.monotonic()
-    for number, piece in enumerate(pieces, start=1):
-        for document in read_piece(piece, counts):
-            yield document
-            if time.monotonic() - said > PROGRESS_SECONDS:
+class Watch:
+    """Say now and then how much of the input is done."""
+
+    def __init__(self, verb: str, pieces: int) -> None:
+        self.verb, self.pieces, self.done = verb, pieces, 0
+        self.counts = ReadCounts()
+        self.started = self.said = time.monotonic()
+
+    def add(self, counts: ReadCounts) -> None:
+        """Take in what one more piece held."""
+        self.counts.merge(counts)
+        self.done += 1
+        if time.monotonic() - self.said > PROGRESS_SECONDS:
+            self.said = time.monotonic()
+            say(f"{self._progress(self.counts)} ({self.done} of {self.pieces} pieces)")
+
+    def tell(self, number: int) -> Any:
+        """Return what a piece calls as it is read, in whatever process; a long one is told of."""
+        said = time.monotonic()
+
+        def tell(counts: ReadCounts) -> None:
+            nonlocal said
+            if time.monotonic() - said > PIECE_SECONDS:
                 said = time.monotonic()
-                say(f"{progress(verb, counts, said - started)} ({number} of {len(pieces)} inputs)")
-    if counts.empty_files:
-        say(f"warning: {len(counts.empty_files)} files have 0 bytes, the first is {counts.empty_files[0]}")
-    say(f"{progress(verb, counts, time.monotonic() - started)} ({counts})")
+                say(f"piece {number}: {counts.documents:,} documents, {counts.text_bytes / 1e6:.1f} MB so far")
 
+        return tell
 
-def progress(verb: str, counts: ReadCounts, seconds: float) -> str:
-    megabytes = counts.text_bytes / 1e6
-    return f"{verb} {counts.documents:,} documents, {megabytes:.1f} MB, {megabytes / max(seconds, 1e-6):.1f} MB/s"
+    def end(self) -> None:
+        """Say what all pieces held."""
+        if self.counts.empty_files:
+            more = self.counts.empty_files
+            say(f"warning: {len(more)} files have 0 bytes, the first is {more[0]}")
+        say(f"{self._progress(self.counts)} ({self.counts})")
+
+    def _progress(self, counts: ReadCounts) -> str:
+        megabytes, seconds = counts.text_bytes / 1e6, max(time.monotonic() - self.started, 1e-6)
+        return f"{self.verb} {counts.documents:,} documents, {megabytes:.1f} MB, {megabytes / seconds:.1f} MB/s"
 
 
 def print_table(index: dict[str, Any]) -> None:
     """Print the statistics of the index, one column a split."""
     splits = index["splits"]
     print(f"{'':24}" + "".join(f"{name:>16}" for name in splits))
-    for key in ("documents", "duplicates", "bytes", "tokens", "bytes_per_token", "longest_document"):
+    keys = "documents duplicates bytes tokens bytes_per_token longest_document vocabulary_used".split()
+    for key in keys:
         values = [splits[name][key] for name in splits]
         cells = [f"{value:.3f}" if isinstance(value, float) else f"{value:,}" for value in values]
         print(f"{key.replace('_', ' '):24}" + "".join(f"{cell:>16}" for cell in cells))
@@ -241,10 +308,13 @@ def print_table(index: dict[str, Any]) -> None:
     read, tokenizer = index["read"], index["tokenizer"]
     print(", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in read.items()))
     print(f"tokenizer {tokenizer['fingerprint'][:12]}: {tokenizer['vocab_size']:,} tokens, ids as {index['dtype']}")
+    print(f"texts in both splits: {index['in_both_splits']:,}")
 
 
 def main(run: Run, config: Config, attempt: Attempt) -> None:
-    tokenize(run, config)
+    """Do the phase that the job script names."""
+    task, _, tasks = os.environ.get("PIPELINE_TASK", "").partition("/")
+    tokenize(run, config, os.environ.get("PIPELINE_PHASE", ""), int(task or 0), int(tasks or 1))
 
 
 if __name__ == "__main__":

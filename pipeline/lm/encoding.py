@@ -1,0 +1,150 @@
+"""Turn one piece of the input into ids: a folder that appears whole, whoever makes it and however often.
+
+    data/pieces/00003/train.bin, validation.bin    ids, each document with its end, as in a shard
+                      documents.bin                one row of DOCUMENT for each, in the order they were read
+                      counts.json                  what reading met
+
+Nothing is left out here: which documents are duplicates is known only when all pieces are there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config_tokenize import DataSource
+from pipeline.files import fsync_folder, read_json, write_json
+from pipeline.lm.documents import ReadCounts, read_part
+from pipeline.lm.pieces import Piece
+from pipeline.lm.shards import DTYPES, SPLITS, Ids, dtype_for, split_of
+from pipeline.lm.tokenizer import Tokenizer
+
+GROUP_BYTES = 8 << 20  # of text that is encoded at a time
+DOCUMENT = np.dtype([("high", "<u8"), ("low", "<u8"), ("bytes", "<u4"), ("tokens", "<u4"), ("split", "u1")])
+"""`high` and `low`: the first 128 bits of the text's sha256; `tokens` counts the end; `split`: a place in SPLITS."""
+
+
+class PieceOutput:
+    """What one piece gave."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.folder = folder
+        self.dtype = DTYPES[dtype]
+
+    def documents(self) -> NDArray[np.void]:
+        """Return the rows (N,) of DOCUMENT."""
+        return np.fromfile(self.folder / "documents.bin", DOCUMENT)
+
+    def ids(self, split: str) -> Ids:
+        """Return the ids (tokens,) of a split, mapped from disk."""
+        path = self.folder / f"{split}.bin"
+        return np.memmap(path, self.dtype, "r") if path.stat().st_size else np.empty(0, self.dtype)
+
+    def counts(self) -> ReadCounts:
+        """Return what reading met."""
+        return ReadCounts(**read_json(self.folder / "counts.json"))
+
+
+def read_piece(
+    piece: Piece, sources: Sequence[DataSource], counts: ReadCounts, tell: Callable[[ReadCounts], None]
+) -> Iterator[list[bytes]]:
+    """Read a piece in groups of about GROUP_BYTES of text; `tell` is called before each."""
+    group: list[bytes] = []
+    together = 0
+    for part in piece:
+        for text in read_part(part, sources, counts):
+            group.append(text)
+            together += len(text)
+            if together >= GROUP_BYTES:
+                tell(counts)
+                yield group
+                group, together = [], 0
+    if group:
+        yield group
+
+
+def encode_piece(
+    piece: Piece,
+    folder: Path,
+    sources: Sequence[DataSource],
+    tokenizer: Tokenizer,
+    validation_fraction: float,
+    *,
+    threads: int = 1,
+    tell: Callable[[ReadCounts], None] = lambda counts: None,
+) -> ReadCounts:
+    """Make the folder of a piece, and return what reading it met.
+
+    Raises UserError where a file can't be read to its end.
+    """
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):  # of one that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    # Not named by process alone: in containers on two nodes the numbers are the same.
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")
+    temporary.mkdir(parents=True)
+    counts = ReadCounts()
+    try:
+        with ExitStack() as stack:
+            ids = [stack.enter_context((temporary / f"{split}.bin").open("wb")) for split in SPLITS]
+            table = stack.enter_context((temporary / "documents.bin").open("wb"))
+            for texts in read_piece(piece, sources, counts, tell):
+                table.write(_encode_group(texts, ids, tokenizer, validation_fraction, threads).tobytes())
+            for file in (*ids, table):
+                file.flush()
+                os.fsync(file.fileno())
+        write_json(temporary / "counts.json", counts.to_json())
+        _publish(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return counts
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    """Rename the folder into its place; one that is there already has the same bytes."""
+    try:
+        temporary.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(temporary, ignore_errors=True)
+    fsync_folder(folder.parent)
+
+
+def _encode_group(
+    texts: list[bytes], files: Sequence[BinaryIO], tokenizer: Tokenizer, validation_fraction: float, threads: int
+) -> NDArray[np.void]:
+    """Append the ids of `texts` to the files of their splits; return their rows."""
+    rows = np.zeros(len(texts), DOCUMENT)
+    encoded = tokenizer.encode_documents(texts, threads)
+    dtype, end = DTYPES[dtype_for(tokenizer.vocab_size)], np.array([tokenizer.eos_id])
+    parts: list[list[Ids]] = [[] for _ in SPLITS]
+    for at, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
+        digest = hashlib.sha256(text).digest()
+        split = SPLITS.index(split_of(digest, validation_fraction))
+        high, low = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")
+        rows[at] = high, low, len(text), ids.size + 1, split
+        parts[split] += [ids, end]
+    for file, arrays in zip(files, parts, strict=True):
+        if arrays:
+            file.write(checked(np.concatenate(arrays), len(arrays) // 2, tokenizer).astype(dtype).tobytes())
+    return rows
+
+
+def checked(ids: Ids, documents: int, tokenizer: Tokenizer) -> Ids:
+    """Return ids (N,) of whole documents. Raises ValueError where one does not fit: 70000 as uint16 would be 4464."""
+    if ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
+        raise ValueError(f"token ids {ids.min()}..{ids.max()} do not fit a vocabulary of {tokenizer.vocab_size}")
+    if (ends := int(np.count_nonzero(ids == tokenizer.eos_id))) != documents:
+        raise ValueError(f"{ends} ends in {documents} documents: a text was read as the token {tokenizer.eos_id}")
+    return ids
