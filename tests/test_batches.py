@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from shards_of import write_shards
 from test_shards import write
 
 from pipeline.errors import UserError
+from pipeline.lm import batches as module
 from pipeline.lm.batches import Batches, validation_text
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer, train_tokenizer
@@ -55,6 +57,40 @@ def test_every_token_is_predicted_once_per_epoch(shards: TokenShards) -> None:
     predicted = np.concatenate([batches.batch(step)[:, 1:].ravel() for step in range(4)])
     wanted = np.concatenate([ids[1 : 1 + (len(ids) - 1) // T * T] for ids in shards])
     np.testing.assert_array_equal(np.sort(predicted), np.sort(wanted))
+
+
+def test_windows_of_one_shard_are_those_of_many(tmp_path: Path, shards: TokenShards) -> None:
+    ids = [shard.tolist() for shard in shards]
+    for number, tokens in enumerate(ids):
+        folder = tmp_path / str(number)
+        write(folder, [tokens[:-1]], shard_tokens=1000)
+        alone = Batches(TokenShards(folder, "train"), T, 4, seed=1)
+        wanted = [tokens[start : start + T + 1] for start in range(0, len(tokens) - T, T)]
+        assert alone.windows(np.arange(alone.num_windows)).tolist() == wanted
+    together = Batches(shards, T, 4, seed=1)
+    wanted = [tokens[start : start + T + 1] for tokens in ids for start in range(0, len(tokens) - T, T)]
+    assert together.windows(np.arange(together.num_windows)).tolist() == wanted
+
+
+def test_no_more_shards_are_open_than_the_process_may_have(
+    shards: TokenShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_shards() -> int:
+        return sum(link.readlink().suffix == ".bin" for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+
+    every = Batches(shards, T, 16, seed=1)
+    wanted = every.batch(0)
+    assert open_shards() == 3
+    del every
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(module, "FILES_BESIDE", hard - 1)
+    try:
+        np.testing.assert_array_equal(Batches(shards, T, 16, seed=1).batch(0), wanted)
+        few = Batches(shards, T, 16, seed=1)
+        few.batch(0)
+        assert open_shards() == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_epoch_that_does_not_divide_goes_on_in_the_next(shards: TokenShards) -> None:

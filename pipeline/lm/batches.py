@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import resource
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from pipeline.errors import UserError
 from pipeline.lm.shards import Ids, TokenShards
 from pipeline.lm.tokenizer import Tokenizer
+
+FILES_BESIDE = 512  # that a rank may have open beside shards: sockets of its ranks, libraries, checkpoints
 
 
 class Batches:
@@ -39,7 +42,8 @@ class Batches:
                 f"needs {sequence_length + 1}. Give more text, or shorten it"
             )
         self._orders: dict[int, NDArray[np.uint32] | NDArray[np.int64]] = {}
-        self._windows: dict[int, Ids] = {}
+        self._open: dict[int, _Opened] = {}
+        self._most_open = allow_open_files(len(shards))
 
     @property
     def tokens_per_step(self) -> int:
@@ -51,13 +55,13 @@ class Batches:
 
     def sample_ids(self, step: int) -> NDArray[np.int64]:
         """Return the windows (B,) of the global batch at `step` (0, 1, …), as numbers over all shards."""
-        counters = np.arange(step * self.global_batch_size, (step + 1) * self.global_batch_size, dtype=np.int64)
-        epochs, places = np.divmod(counters, self.num_windows)
-        samples = np.empty_like(counters)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            samples[chosen] = self._order(int(epoch))[places[chosen]]
-        return samples
+        parts = []
+        first, end = step * self.global_batch_size, (step + 1) * self.global_batch_size
+        while first < end:
+            epoch, place = divmod(first, self.num_windows)
+            parts.append(self._order(epoch)[place : place + end - first])
+            first += len(parts[-1])
+        return np.concatenate(parts, dtype=np.int64)
 
     def batch(self, step: int, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
         """Return the rank's windows (B / world_size, T + 1): inputs are [:, :-1], targets [:, 1:].
@@ -73,19 +77,23 @@ class Batches:
 
     def windows(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens (N, T + 1) of the windows numbered `samples` (N,)."""
-        result = np.empty((len(samples), self.sequence_length + 1), dtype=np.int64)
         shards = np.searchsorted(self._first_window, samples, side="right") - 1
-        for shard in np.unique(shards):
-            chosen = shards == shard
-            result[chosen] = self._shard_windows(int(shard))[samples[chosen] - self._first_window[shard]]
+        within = samples - self._first_window[shards]
+        if (shards == shards[0]).all():
+            return self._opened(int(shards[0])).windows[within].astype(np.int64)
+        result = np.empty((len(samples), self.sequence_length + 1), dtype=np.int64)
+        starts = (within * self.sequence_length).tolist()
+        for row, (shard, start) in enumerate(zip(shards.tolist(), starts, strict=True)):
+            result[row] = self._opened(shard).ids[start : start + self.sequence_length + 1]
         return result
 
-    def _shard_windows(self, shard: int) -> Ids:
-        """View a shard as its overlapping windows (n, T + 1), without a copy."""
-        if shard not in self._windows:
-            view = np.lib.stride_tricks.sliding_window_view(self._shards[shard], self.sequence_length + 1)
-            self._windows[shard] = view[:: self.sequence_length]
-        return self._windows[shard]
+    def _opened(self, shard: int) -> _Opened:
+        """Map a shard into memory when it is first used."""
+        if (opened := self._open.get(shard)) is None:
+            if len(self._open) >= self._most_open:
+                del self._open[next(iter(self._open))]
+            opened = self._open[shard] = _Opened(self._shards[shard], self.sequence_length)
+        return opened
 
     def _order(self, epoch: int) -> NDArray[np.uint32] | NDArray[np.int64]:
         """Return the permutation (num_windows,) of an epoch; the last two used are kept."""
@@ -95,6 +103,27 @@ class Batches:
             windows = np.arange(self.num_windows, dtype=np.uint32 if self.num_windows < 1 << 32 else np.int64)
             self._orders[epoch] = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(windows)
         return self._orders[epoch]
+
+
+class _Opened:
+    """A shard that is mapped: its ids (tokens,), and the same as overlapping windows (n, T + 1), without a copy."""
+
+    def __init__(self, ids: Ids, sequence_length: int) -> None:
+        self.ids = np.asarray(ids)  # a plain array: slices of np.memmap cost four times as much
+        self.windows = np.lib.stride_tricks.sliding_window_view(self.ids, sequence_length + 1)[::sequence_length]
+
+
+def allow_open_files(number: int) -> int:
+    """Let this process have `number` files open beside others, as far as it may; return how many of them it can have.
+
+    Python keeps a descriptor for each file that is mapped, and 1,024 are what a process often starts with.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return number if soft == resource.RLIM_INFINITY else max(1, min(number, soft - FILES_BESIDE))
 
 
 @dataclass(frozen=True)

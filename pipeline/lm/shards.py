@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ class Shard:
 
 
 class TokenShards:
-    """Read the tokens of one split. Opening checks every file's size; a file is mapped when it is first used."""
+    """Read the tokens of one split. Opening checks every file's size, and maps none."""
 
     def __init__(self, folder: Path, split: str) -> None:
         """Open `<folder>/<split>-*.bin`.
@@ -129,15 +128,9 @@ class TokenShards:
     def __len__(self) -> int:
         return len(self.shards)
 
-    @cached_property
-    def _maps(self) -> dict[int, Ids]:
-        return {}
-
     def __getitem__(self, number: int) -> Ids:
-        """Return the ids (tokens,) of one shard, mapped read-only from disk."""
-        if number not in self._maps:
-            self._maps[number] = np.memmap(self.folder / self.shards[number].file, dtype=self.dtype, mode="r")
-        return self._maps[number]
+        """Return the ids (tokens,) of one shard, mapped read-only from disk; the file is open while they are held."""
+        return np.memmap(self.folder / self.shards[number].file, dtype=self.dtype, mode="r")
 
     def __iter__(self) -> Iterator[Ids]:
         return (self[number] for number in range(len(self)))
