@@ -72,6 +72,10 @@ class PretrainConfig(StageSection):
         WHOLE,
     ] = None
     sequence_length: Annotated[int, Field(ge=2, le=10_000_000, description="tokens in one sequence"), WHOLE] = 512
+    document_attention: Annotated[
+        Literal["packed", "separate"],
+        Field(description="packed: a token sees the documents before its own in a sequence; separate: only its own"),
+    ] = "packed"
     optimizer: Annotated[
         Literal["muon", "adamw"], Field(description="muon: Muon for matrices inside layers, AdamW for the rest")
     ] = "muon"

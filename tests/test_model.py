@@ -74,6 +74,20 @@ def test_greedy_generation_is_the_same_with_and_without_cache() -> None:
     assert torch.equal(plain, cached)
 
 
+def test_documents_kept_separate_are_as_if_each_stood_alone() -> None:
+    end, ids = 1, torch.tensor([[5, 6, 1, 7, 8, 9, 1, 10, 11, 12], [1, 5, 6, 7, 1, 1, 8, 1, 9, 10]])
+    model = Transformer(config(), V, T, document_end=end)
+    model.init_weights(0)
+    whole = model(ids)
+    for row, text in enumerate(ids.tolist()):
+        starts = [place for place, token in enumerate(text) if token == end or place == 0]
+        for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):  # an end leads what comes after it
+            alone = make()(ids[row : row + 1, start:stop])
+            torch.testing.assert_close(whole[row : row + 1, start:stop], alone, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(whole, make()(ids))
+    torch.testing.assert_close(model(ids[1:, :4], cache=model.new_cache(1)), whole[1:, :4], atol=1e-5, rtol=1e-5)
+
+
 def test_a_full_cache_says_so() -> None:
     model = make()
     with pytest.raises(ValueError, match="the cache holds 3 tokens, 4 are needed"):

@@ -27,6 +27,8 @@ CPU = Hardware(device="cpu", precision="fp32", compile=False, threads=1)
 class FakeBatches:
     """Batches of a text that repeats, so that there is something to learn."""
 
+    document_end = 5
+
     def __init__(self, size: int = 4, length: int = 16) -> None:
         self.size, self.length = size, length
 
@@ -104,6 +106,14 @@ def test_the_result_does_not_depend_on_how_a_batch_is_cut(tmp_path: Path) -> Non
     whole, cut = trainer(tmp_path / "a", config()), trainer(tmp_path / "b", config(micro_batch_size=1))
     for _ in range(3):
         assert whole.stepper.make_step()[0] == pytest.approx(cut.stepper.make_step()[0], rel=1e-5)
+
+
+def test_documents_are_kept_separate_when_the_config_says_so(tmp_path: Path) -> None:
+    packed, separate = (
+        trainer(tmp_path / name, config(document_attention=name)).stepper for name in ("packed", "separate")
+    )
+    assert (packed.model.model.document_end, separate.model.model.document_end) == (None, 5)
+    assert packed.make_step()[0] != separate.make_step()[0]
 
 
 def test_loss_falls(tmp_path: Path) -> None:

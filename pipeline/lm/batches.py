@@ -30,6 +30,7 @@ class Batches:
         self.sequence_length = sequence_length
         self.global_batch_size = global_batch_size
         self.seed = seed
+        self.document_end = shards.eos_id
         self._shards = shards
         per_shard = [max(0, (shard.tokens - 1) // sequence_length) for shard in shards.shards]
         self._first_window = np.concatenate(([0], np.cumsum(per_shard, dtype=np.int64)))

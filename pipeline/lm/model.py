@@ -70,7 +70,7 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(self.head_size, eps=config.rms_norm_eps)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
-        """Mix x (B, T, D) over time. `mask` (T, S) is True where a query may look; None means plain causal."""
+        """Mix x (B, T, D) over time. `mask` (…, T, S) is True where a query may look; None means plain causal."""
         B, T, _ = x.shape
         q, k, v = (p(x).view(B, T, -1, self.head_size) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
@@ -115,8 +115,9 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and last norm: the part that Hugging Face calls `model`."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, document_end: int | None) -> None:
         super().__init__()
+        self.document_end = document_end
         self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -129,6 +130,8 @@ class Decoder(nn.Module):
         mask = None
         if start > 0:  # is_causal aligns the first query with the first key, which is wrong after a prefix
             mask = torch.ones(T, start + T, dtype=torch.bool, device=ids.device).tril(start)
+        elif self.document_end is not None and cache is None:  # a cache holds one text
+            mask = document_mask(ids, self.document_end)
         x = self.embed_tokens(ids)
         for layer in self.layers:
             x = layer(x, rope, mask, cache)
@@ -141,13 +144,16 @@ class Transformer(nn.Module):
     """A Llama (or Qwen3, with `qk_norm`) language model.
 
     With `tie_word_embeddings` there is no `lm_head`: the embedding is read as the head, so that no tensor is stored,
-    sharded or saved twice. May be built under `torch.device("meta")`; `to_empty` and `init_weights` then make it real.
+    sharded or saved twice. With `document_end`, an id, a token sees only its own document and the end before it.
+    May be built under `torch.device("meta")`; `to_empty` and `init_weights` then make it real.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, max_sequence_length: int) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, max_sequence_length: int, document_end: int | None = None
+    ) -> None:
         super().__init__()
         self.config, self.vocab_size, self.max_sequence_length = config, vocab_size, max_sequence_length
-        self.model = Decoder(config, vocab_size)
+        self.model = Decoder(config, vocab_size, document_end)
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, vocab_size, bias=False)
 
     def forward(
@@ -216,6 +222,12 @@ def head_size(config: ModelConfig) -> int:
 def kv_heads(config: ModelConfig) -> int:
     """Return K, the number of key/value heads: as many as query heads unless the config groups them."""
     return config.num_key_value_heads or config.num_attention_heads
+
+
+def document_mask(ids: Tensor, document_end: int) -> Tensor:
+    """Return a mask (B, 1, T, T), True where a token of ids (B, T) may look: back, and within its own document."""
+    document = (ids == document_end).cumsum(1)  # an end counts to what comes after it, of which it predicts the first
+    return (document[:, None, :, None] == document[:, None, None, :]).tril()
 
 
 def rope_tables(start: int, end: int, head_size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:

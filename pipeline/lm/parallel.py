@@ -28,15 +28,19 @@ KEPT_OPS = {
 }
 
 
-def build_model(config: Config, hardware: Hardware) -> tuple[Transformer, nn.Module]:
+def build_model(config: Config, hardware: Hardware, document_end: int | None = None) -> tuple[Transformer, nn.Module]:
     """Return the model with its first weights, and the module to call: the model, or what wraps it.
+
+    With `document_end` a token sees only its own document.
 
     Sharded, no rank ever holds the whole: it is built without memory, cut, and filled part by part, with the same
     numbers on any number of ranks.
     """
     sharded = hardware.world_size > 1 and config.pretrain.parallel != "ddp"
     with torch.device("meta" if sharded else "cpu"):
-        model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
+        model = Transformer(
+            config.model, config.tokenize.vocab_size, config.pretrain.sequence_length, document_end=document_end
+        )
     for block in model.model.layers:
         prepare_block(block, config.pretrain.activation_checkpointing, compiled=hardware.compile)
     if sharded:

@@ -31,7 +31,8 @@ class Stepper:
     ) -> None:
         self.config, self.hardware, self.batches = config, hardware, batches
         self.injector, self.ledger = injector, ledger
-        self.model, self.forward = build_model(config, hardware)
+        separate = config.pretrain.document_attention == "separate"
+        self.model, self.forward = build_model(config, hardware, batches.document_end if separate else None)
         self.optimizers = build_optimizers(self.model, config.pretrain)
         self.step = self.tokens = self.batch_offset = 0
         self.stepped = False  # by this process

@@ -183,7 +183,11 @@ class Evaluation:
         """Return the model of a step; the last one is kept."""
         if self._loaded is None or self._loaded[0] != step:
             config = self.config
-            model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
+            separate = config.pretrain.document_attention == "separate"
+            model = Transformer(
+                config.model, config.tokenize.vocab_size, config.pretrain.sequence_length,
+                document_end=self.tokenizer.eos_id if separate else None,
+            )  # fmt: skip
             checkpoint = self.run.checkpoint(step)
             check_tokenizer(checkpoint, load_weights(checkpoint, model), self.tokenizer.fingerprint)
             self._loaded = step, model.to(self.hardware.device).eval()
