@@ -19,6 +19,7 @@ from pipeline.config import Config
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import sha256_file
 from pipeline.lm import pieces
+from pipeline.lm.encoder import Encoder
 from pipeline.lm.processes import LostProcessError
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
@@ -166,15 +167,15 @@ def test_a_process_that_is_killed_is_told_and_its_piece_done_again(
     monkeypatch.setattr(pieces, "SMALLEST", 5000)
     run = Run(tmp_path / "run")
     tokenize(run, config(text), "tokenizer")
-    parent, encode_documents = os.getpid(), Tokenizer.encode_documents
+    parent, encode = os.getpid(), Encoder.encode
     monkeypatch.setattr(
-        Tokenizer,
-        "encode_documents",
+        Encoder,
+        "encode",
         lambda *words: os.kill(os.getpid(), signal.SIGKILL) if os.getpid() != parent else None,
     )
     with pytest.raises(LostProcessError, match="killed by SIGKILL .*ran out of memory"):
         tokenize(run, config(text, processes=2), "encode")
-    monkeypatch.setattr(Tokenizer, "encode_documents", encode_documents)
+    monkeypatch.setattr(Encoder, "encode", encode)
     tokenize(run, config(text, processes=2))
     whole = Run(tmp_path / "whole")
     tokenize(whole, config(text))
@@ -184,6 +185,7 @@ def test_a_process_that_is_killed_is_told_and_its_piece_done_again(
 PROGRAM = """
 import sys
 from pipeline.lm import pieces
+from pipeline.lm.encoder import Encoder
 pieces.SMALLEST = 50_000
 from pathlib import Path
 from pipeline.config import Config

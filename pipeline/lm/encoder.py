@@ -31,7 +31,7 @@ class Encoder:
     """Encode documents by one tokenizer. It remembers words: make one per process, and keep it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.dtype = DTYPES[dtype_for(tokenizer.vocab_size)]
         self._words: _Words | None = None
         if tokenizer.vocabulary.cuts_exactly:
@@ -49,8 +49,8 @@ class Encoder:
             return np.empty(0, self.dtype), np.empty(0, np.int64)
         if self._words is not None:
             return self._words.encode(texts)
-        end = np.array([self._tokenizer.eos_id], np.int32)
-        parts = self._tokenizer.encode_documents(list(texts), 1)
+        end = np.array([self.tokenizer.eos_id], np.int32)
+        parts = self.tokenizer.encode_documents(list(texts), 1)
         ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)) + 1)
         return np.concatenate([array for part in parts for array in (part, end)]).astype(self.dtype), ends
 

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from pipeline.config_tokenize import DataSource
 from pipeline.files import fsync_folder, read_json, write_json
 from pipeline.lm.documents import ReadCounts, read_part
+from pipeline.lm.encoder import Encoder
 from pipeline.lm.pieces import Piece
-from pipeline.lm.shards import DTYPES, SPLITS, Ids, dtype_for, split_of
+from pipeline.lm.shards import DTYPES, SPLITS, Ids, split_of
 from pipeline.lm.tokenizer import Tokenizer
 
 GROUP_BYTES = 8 << 20  # of text that is encoded at a time
@@ -77,10 +78,9 @@ def encode_piece(
     piece: Piece,
     folder: Path,
     sources: Sequence[DataSource],
-    tokenizer: Tokenizer,
+    encoder: Encoder,
     validation_fraction: float,
     *,
-    threads: int = 1,
     tell: Callable[[ReadCounts], None] = lambda counts: None,
 ) -> ReadCounts:
     """Make the folder of a piece, and return what reading it met.
@@ -98,7 +98,7 @@ def encode_piece(
             ids = [stack.enter_context((temporary / f"{split}.bin").open("wb")) for split in SPLITS]
             table = stack.enter_context((temporary / "documents.bin").open("wb"))
             for texts in read_piece(piece, sources, counts, tell):
-                table.write(_encode_group(texts, ids, tokenizer, validation_fraction, threads).tobytes())
+                table.write(_encode_group(texts, ids, encoder, validation_fraction).tobytes())
             for file in (*ids, table):
                 file.flush()
                 os.fsync(file.fileno())
@@ -122,27 +122,26 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 
 def _encode_group(
-    texts: list[bytes], files: Sequence[BinaryIO], tokenizer: Tokenizer, validation_fraction: float, threads: int
+    texts: list[bytes], files: Sequence[BinaryIO], encoder: Encoder, validation_fraction: float
 ) -> NDArray[np.void]:
     """Append the ids of `texts` to the files of their splits; return their rows."""
+    ids, ends = encoder.encode(texts)
+    checked(ids, len(texts), encoder.tokenizer)
+    digests = [hashlib.sha256(text).digest() for text in texts]
+    halves = np.frombuffer(b"".join(digests), ">u8").reshape(len(texts), 4)
     rows = np.zeros(len(texts), DOCUMENT)
-    encoded = tokenizer.encode_documents(texts, threads)
-    dtype, end = DTYPES[dtype_for(tokenizer.vocab_size)], np.array([tokenizer.eos_id])
-    parts: list[list[Ids]] = [[] for _ in SPLITS]
-    for at, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
-        digest = hashlib.sha256(text).digest()
-        split = SPLITS.index(split_of(digest, validation_fraction))
-        high, low = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")
-        rows[at] = high, low, len(text), ids.size + 1, split
-        parts[split] += [ids, end]
-    for file, arrays in zip(files, parts, strict=True):
-        if arrays:
-            file.write(checked(np.concatenate(arrays), len(arrays) // 2, tokenizer).astype(dtype).tobytes())
+    rows["high"], rows["low"] = halves[:, 0], halves[:, 1]
+    rows["bytes"] = [len(text) for text in texts]
+    rows["tokens"] = np.diff(ends, prepend=0)
+    rows["split"] = [SPLITS.index(split_of(digest, validation_fraction)) for digest in digests]
+    of_ids = np.repeat(rows["split"], rows["tokens"])
+    for split, file in enumerate(files):
+        file.write(ids[of_ids == split].tobytes())
     return rows
 
 
 def checked(ids: Ids, documents: int, tokenizer: Tokenizer) -> Ids:
-    """Return ids (N,) of whole documents. Raises ValueError where one does not fit: 70000 as uint16 would be 4464."""
+    """Return ids (N,) of whole documents. Raises ValueError for one that no token has, or a text read as an end."""
     if ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
         raise ValueError(f"token ids {ids.min()}..{ids.max()} do not fit a vocabulary of {tokenizer.vocab_size}")
     if (ends := int(np.count_nonzero(ids == tokenizer.eos_id))) != documents:

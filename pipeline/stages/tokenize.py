@@ -27,6 +27,7 @@ from pipeline.config import Config
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import atomic_path
 from pipeline.lm.documents import ReadCounts
+from pipeline.lm.encoder import Encoder
 from pipeline.lm.encoding import PieceOutput, encode_piece, read_piece
 from pipeline.lm.indexing import write_data
 from pipeline.lm.pieces import PieceList, cut_input, read_pieces
@@ -188,18 +189,15 @@ def encode(run: Run, config: Config, pieces: PieceList, numbers: Sequence[int]) 
         say(f"{len(numbers) - len(missing)} of {len(numbers)} pieces are there already")
     if not missing:
         return
-    tokenizer, processes = Tokenizer(run.tokenizer), processes_of(config)
-    threads = 1 if processes > 1 and len(missing) > 1 else processes
+    encoder = Encoder(Tokenizer(run.tokenizer))  # each process has a copy, and keeps it
     watch = Watch("encoded", len(missing))
 
     def work(number: int) -> ReadCounts:
         pieces.check_unchanged(number)
-        return encode_piece(
-            pieces.pieces[number], run.piece(number), config.data, tokenizer, config.tokenize.validation_fraction,
-            threads=threads, tell=watch.tell(number),
-        )  # fmt: skip
+        fraction, tell = config.tokenize.validation_fraction, watch.tell(number)
+        return encode_piece(pieces.pieces[number], run.piece(number), config.data, encoder, fraction, tell=tell)
 
-    for counts in in_processes(work, missing, processes):
+    for counts in in_processes(work, missing, processes_of(config)):
         watch.add(counts)
         if config.tokenize.max_malformed_share == 0:  # else only the index phase knows the share
             counts.check_malformed(0)
