@@ -37,8 +37,10 @@ def ours(folder: Path, number: int) -> tuple[float, list[list[str]]]:
     config = f"name: run{number}\nruns_dir: {folder}/runs\npretrain: {{segments: 3}}\n"
     (folder / "config.yaml").write_text(config)
     wanted = request([str(folder / "config.yaml")], str(folder / "site.yaml"), None)
-    prepare(wanted.run, wanted.config, wanted.plan, wanted.cluster)
-    submission = Submission(wanted.run, wanted.config, wanted.cluster, wanted.plan, wanted.cluster.slurm())
+    is_new = prepare(wanted.run, wanted.config, wanted.plan, wanted.cluster)
+    submission = Submission(
+        wanted.run, wanted.config, wanted.cluster, wanted.plan, wanted.cluster.slurm(), is_new=is_new
+    )
     lines = submission.commands()
     started = time.perf_counter()
     submission.submit(lambda text: None)

@@ -183,9 +183,9 @@ def _submit_to_slurm(request: Request, console: Console, yes: bool) -> int:
     _confirm_cost(request, console, yes)
     with owned(run.control / "scheduler.json", f"Run {run.name}"):
         working = run.jobs.is_file() and read_state(run, config).state in ("running", "pending")
-        prepare(run, config, plan, cluster, keep_code=working)
+        is_new = prepare(run, config, plan, cluster, keep_code=working)
         console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}, on {cluster.name}", soft_wrap=True)
-        return submit_chain(run, config, cluster, plan, console)
+        return submit_chain(run, config, cluster, plan, console, is_new=is_new)
 
 
 def _confirm_cost(request: Request, console: Console, yes: bool) -> None:

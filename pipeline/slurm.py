@@ -12,8 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from tempfile import TemporaryFile
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from pipeline.node_lists import expand_node_list
 from pipeline.slurm_errors import LOGIN_HINT, Answer, SlurmError, SlurmRefused, is_refusal, said_by
@@ -90,14 +89,15 @@ class Slurm:
     def ask(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> Answer:
         """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""
         timeout = self.timeout if timeout is None else timeout
-        # Files, not pipes: what ssh leaves behind to share its connection would keep a pipe open for ever.
-        with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as talk:
+        with _memory() as given, _memory() as output, _memory() as talk:
             given.write((input or "").encode())
             given.seek(0)
             try:
                 process = subprocess.Popen(
-                    self.command(words), stdin=given, stdout=output, stderr=talk,
-                    env=clean_environment(), start_new_session=True,
+                    self.command(words), stdin=given, stdout=output, stderr=talk, env=clean_environment(),
+                    # A group of its own, to end what it starts too. A session, by which the way in cannot wait for a
+                    # password at our terminal, costs a busy Linux as much again as a third of sbatch.
+                    start_new_session=bool(self.prefix), process_group=None if self.prefix else 0,
                 )  # fmt: skip
             except FileNotFoundError:
                 raise SlurmError(words, f"{self.command(words)[0]}: no such command here", LOGIN_HINT) from None
@@ -323,6 +323,15 @@ def _job_id(answer: Answer) -> str | None:
         return None
     ids = [match[1] for line in answer.output.splitlines() if (match := JOB_ID.fullmatch(line.strip()))]
     return ids[0] if len(ids) == 1 else None
+
+
+def _memory() -> BinaryIO:
+    """Open a file that lies in memory.
+
+    No pipe: what ssh leaves behind to share its connection would keep one open for ever. None on a disk: making three
+    of them takes as long as sbatch.
+    """
+    return open(os.memfd_create("slurm"), "w+b")
 
 
 def _await_end(pid: int, timeout: float) -> None:

@@ -57,10 +57,11 @@ def check_config(run: Run, config: Config) -> Config | None:
     return old
 
 
-def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None, *, keep_code: bool = False) -> None:
+def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None, *, keep_code: bool = False) -> bool:
     """Write all that the Jobs read. Each file appears whole; config.yaml, which makes it a Run, comes last.
 
-    With `keep_code` a snapshot that is there stays: Jobs that are queued or running use it.
+    With `keep_code` a snapshot that is there stays: Jobs that are queued or running use it. Return whether the Run got
+    its id only now, so that no Job can be its own.
     """
     try:
         run.root.mkdir(parents=True, exist_ok=True)
@@ -72,13 +73,15 @@ def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None
             write_text(run.root / name, text)
         write_json(run.plan, plan.to_json())
         image = image_of(run, cluster)
-        if not run.record.is_file():
+        is_new = not run.record.is_file()
+        if is_new:
             write_json(run.record, describe(config) | image)
         elif changed:
             run.event("code changed", **describe_code())
         if cluster is not None and cluster.scheduler == "slurm":
             write_text(run.cluster, dump(cluster.model_dump()))
         write_text(run.config, dump_config(config))
+        return is_new
     except OSError as error:
         raise UserError(f"{run.root}: cannot make the Run: {error.strerror or error}") from error
 

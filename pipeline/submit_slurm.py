@@ -33,8 +33,12 @@ Record = dict[str, Any]
 class Submission:
     """The Run's Jobs at Slurm: jobs.json, written again after every sbatch, and what the queue says about them."""
 
-    def __init__(self, run: Run, config: Config, cluster: Cluster, plan: Plan, slurm: Slurm) -> None:
+    def __init__(
+        self, run: Run, config: Config, cluster: Cluster, plan: Plan, slurm: Slurm, *, is_new: bool = False
+    ) -> None:
         self.run, self.config, self.cluster, self.plan, self.slurm = run, config, cluster, plan, slurm
+        self.is_new = is_new  # the Run has its id from this very process: the queue cannot hold a Job of it
+        self.id = str(read_record(run.record).get("id", run.name))
         self.records: list[Record] = [job for job in read_jobs(run)["jobs"] if job.get("job_id")]
         self.ids: dict[str, str] = {}  # name -> id of the Jobs that the later ones may depend on
         self.exclusions: dict[str, Exclusion] = {}  # by stage
@@ -90,6 +94,8 @@ class Submission:
 
         By jobs.json, and by their comment: a submit that was killed may not have written down its last one.
         """
+        if self.is_new:
+            return {}
         known = {str(record["job_id"]): str(record["name"]) for record in self.records if record.get("name")}
         tokens = {self._token(job.name): job.name for job in self.plan.jobs}
         for token, job_id in self.slurm.find(list(tokens)).items():
@@ -168,7 +174,7 @@ class Submission:
     def _token(self, name: str) -> str:
         """Name this very submission: a Job that is submitted anew must not be taken for its predecessor."""
         times = sum(record.get("name") == name for record in self.records)
-        return f"pipeline:{read_record(self.run.record).get('id', self.run.name)}:{name}.{times}"
+        return f"pipeline:{self.id}:{name}.{times}"
 
     def _record(self, job: Job, job_id: str, dependency: str | None) -> None:
         self.ids[job.name] = job_id
@@ -191,9 +197,11 @@ def _words(script: tuple[str, list[str]]) -> list[str]:
     return [script[0], *script[1]]
 
 
-def submit_chain(run: Run, config: Config, cluster: Cluster, plan: Plan, console: Console) -> int:
+def submit_chain(
+    run: Run, config: Config, cluster: Cluster, plan: Plan, console: Console, *, is_new: bool = False
+) -> int:
     """Submit the whole chain and say how to watch it. The caller owns control/scheduler.json."""
-    submission = Submission(run, config, cluster, plan, cluster.slurm())
+    submission = Submission(run, config, cluster, plan, cluster.slurm(), is_new=is_new)
     submitted = submission.submit(lambda text: console.print(text, highlight=False, soft_wrap=True))
     if submitted:
         run.event("submit", jobs={name: submission.ids[name] for name in submitted})
