@@ -12,6 +12,7 @@ from pipeline.bad_nodes import bad_nodes_of
 from pipeline.cluster import Cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
+from pipeline.container import check_pyxis
 from pipeline.errors import EXIT_DONE
 from pipeline.exclusion import Exclusion, choose_exclusion, option, split_off
 from pipeline.files import write_json
@@ -193,6 +194,7 @@ def _words(script: tuple[str, list[str]]) -> list[str]:
 
 def submit_chain(run: Run, config: Config, cluster: Cluster, plan: Plan, console: Console) -> int:
     """Submit the whole chain and say how to watch it. The caller owns control/scheduler.json."""
+    check_pyxis(cluster, cluster.slurm())
     submission = Submission(run, config, cluster, plan, cluster.slurm())
     submitted = submission.submit(lambda text: console.print(text, highlight=False, soft_wrap=True))
     if submitted:
