@@ -49,7 +49,7 @@ CAUSES = (
         final=True,
     ),
     Cause(
-        r"failed to import docker image",
+        r"curl: \(\d+\)|failed to import docker image",
         "the image could not be had from the registry {registry}",
         "build a file on a machine that reaches it, and name that: image: /shared/NAME.sqsh",
     ),
@@ -79,7 +79,8 @@ def container_failure(log: str, image: str, nodes: Sequence[str]) -> dict[str, o
     if not said:
         return None
     cause, line = next(
-        ((cause, text) for cause in CAUSES for _, text in said if re.search(cause.pattern, text)), (None, said[0][1])
+        ((cause, text) for cause in CAUSES for _, text in reversed(said) if re.search(cause.pattern, text)),
+        (None, said[0][1]),
     )
     blamed = list(dict.fromkeys(node for node, _ in said))
     place = ", ".join(blamed[:8]) + (f" and {len(blamed) - 8} more" if len(blamed) > 8 else "")

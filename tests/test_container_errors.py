@@ -35,6 +35,10 @@ CASES = {
         ["the registry reg.example.org does not let you", "machine reg.example.org login", ".config/enroot/.credentials"],
     ),
     "no such image": ("[ERROR] URL https://x returned error code: 404 Not Found", "config", ["mend image"]),
+    "no network": (
+        "curl: (6) Could not resolve host: reg.example.org", "environment",
+        ["from the registry reg.example.org: curl: (6) Could not resolve", "image: /shared/NAME.sqsh"],
+    ),
     "cut off": ("FATAL ERROR: Failed to read superblock", "environment", ["copy or build it again"]),
     "damaged": ("[ERROR] Invalid image format: /x.sqsh", "environment", ["n2: the image is damaged", ": Invalid image"]),
     "missing": (
