@@ -12,6 +12,7 @@ from pipeline.config import Config
 from pipeline.errors import NotReadyError, UserError
 from pipeline.image_reference import parse_image, require
 from pipeline.run import Run
+from pipeline.slurm import Slurm
 from pipeline.yaml12 import shown
 
 GLOB = re.compile(r"[*?\[]")
@@ -58,6 +59,15 @@ def check_container(cluster: Cluster) -> None:
         source = mount.split(":")[0]
         if not Path(source).exists():
             raise NotReadyError(f"mounts, item {number}: {source} is not there; make it, or mend the cluster file")
+
+
+def check_pyxis(cluster: Cluster, slurm: Slurm) -> None:
+    """Refuse to submit steps that run in an image where srun knows nothing of images."""
+    if cluster.image and not slurm.srun_knows("container-image"):
+        raise NotReadyError(
+            "image: srun has no --container-image where Jobs are submitted, so there is no Pyxis; ask an administrator "
+            "for it, or remove image and name a python that has the packages"
+        )
 
 
 def data_folders(config: Config, run: Run) -> list[Path]:

@@ -255,13 +255,16 @@ def _leading_number(text: str) -> int:
 def _container(patient: Patient) -> Iterator[Check]:
     if patient.slurm.srun_knows("container-image"):
         yield Check("containers", "ok", "srun knows --container-image")
+    elif patient.cluster.image:
+        advice = "ask an administrator for Pyxis, or remove image and name a python that has the packages"
+        yield Check("containers", "fail", "srun has no --container-image (Pyxis), and image is set", advice)
     else:
         yield Check("containers", "ok", "srun has no --container-image (Pyxis): stages cannot run in an image")
 
 
 def _paths(cluster: Cluster, config: Config | None, slurm: Slurm) -> Iterator[Check]:
     """Look at interpreters and folders as they are where Slurm's commands run."""
-    for key in ("python", "host_python"):
+    for key in ("host_python",) if cluster.image else ("python", "host_python"):  # in an image it is the image's own
         path = getattr(cluster, key)
         answer = slurm.ask(["sh", "-c", RUN_PYTHON, "sh", path, _modules(key, cluster)])
         version = answer.output.split()

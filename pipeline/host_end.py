@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.attempts import Beginning, progress, read_attempts, read_beginning, settle
 from pipeline.complete import is_complete
+from pipeline.container_errors import container_failure
 from pipeline.decision import Decision, after_attempt
 from pipeline.errors import EXIT_DONE
 from pipeline.flags import signal_lead
@@ -116,6 +117,8 @@ class HostEnd(Host):
         if OOM_TEXT in log:
             key = "the cluster file's mem, or pretrain.micro_batch_size"
             record = record | {"verdict": OUT_OF_MEMORY, "reason": f"out of memory (Slurm's oom_kill); change {key}"}
+        elif self.cluster.image and (failure := container_failure(log, self.cluster.image, self.nodes())):
+            record = record | failure
         elif (error := FIRST_ERROR.search(log)) and not self.run.verdict(self.job_id, self.number).is_file():
             record = record | {"reason": f"{record['reason']}; first error in its log: {error[0].strip()[:300]}"}
         if not self.run.verdict(self.job_id, self.number).is_file():

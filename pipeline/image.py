@@ -118,7 +118,7 @@ def _make(inputs: Inputs, builder: str, place: Path, work: Path, say: Say) -> di
     except UserError as error:
         raise BuildError(str(error)) from None
     say("taking its hash")
-    log.unlink()
+    log.unlink(missing_ok=True)
     return {
         "image": output.name,
         "target": inputs.target,

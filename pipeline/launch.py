@@ -83,6 +83,8 @@ def _exports(stage: str, config: Config, cluster: Cluster, run: Run) -> dict[str
         return exports
     if parallel and (gpus := gpus_of(stage, config, cluster)):
         exports["PIPELINE_GPUS_PER_NODE"] = str(gpus)
+    if cluster.image:
+        exports["PIPELINE_IMAGE"] = cluster.image  # preflight looks whether its ranks are in one
     environment = cluster.environment()
     # Each rank compares what reached it with what was exported here.
     expected = json.dumps(environment, ensure_ascii=False)

@@ -49,6 +49,7 @@ class NodeRecord(BaseModel):
     doing: str = "arrived"
     ready: bool = False  # all that it can find out alone is found out
     error: str = ""
+    contained: bool | None = None  # whether it runs in the image; None where it is to run in none
     boot_id: str = ""  # the same on two nodes: both are this one machine
     load: float | None = None
     cores: int | None = None

@@ -51,6 +51,9 @@ def look_around(record: NodeRecord, folder: Path, root: Path = ROOT) -> None:
     record.boot_id = _text(root / "proc/sys/kernel/random/boot_id")
     record.shm_free = _free(root / "dev/shm")
     record.free_bytes = _free(folder)
+    # Only a container has the Run's code mounted read-only.
+    if os.environ.get("PIPELINE_IMAGE"):
+        record.contained = bool(os.statvfs(folder / "snapshot").f_flag & os.ST_RDONLY)
     record.ib_devices = infiniband(root / "sys/class/infiniband")
     record.uverbs = any((root / "dev/infiniband").glob("uverbs*"))
     record.variables = own_variables()

@@ -42,6 +42,10 @@ def _hang(node: NodeRecord, wanted: Wanted) -> str | None:
     return f"got no further within {wanted.limits.timeout:g} s than: {node.doing}"
 
 
+def _contained(node: NodeRecord, wanted: Wanted) -> str | None:
+    return "runs on the node itself, and not in the image" if node.contained is False else None
+
+
 def _smi(node: NodeRecord, wanted: Wanted) -> str | None:
     if node.smi is None or node.smi.state == "ok" or (node.smi.state == "absent" and not wanted.gpus_per_node):
         return None
@@ -183,6 +187,7 @@ DRAIN = "have the node drained and the GPU reset or replaced"
 RULES = [
     NodeRule("error", _error, "read the traceback in the log"),
     NodeRule("error", _hang, "have the node drained and looked at"),
+    NodeRule("error", _contained, "have Pyxis loaded there: plugstack.conf, and spank_pyxis.so", site=True),
     NodeRule("error", _smi, "have the node's driver looked at, or the container's mount of it", site=True),
     NodeRule("error", _registered, "ask for fewer GPUs, or for another partition", site=True),
     NodeRule("error", _devices, "ask for the GPUs that are there, or have the node drained and looked at"),

@@ -12,6 +12,7 @@ from pipeline.bad_nodes import bad_nodes_of
 from pipeline.cluster import Cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
+from pipeline.container import check_pyxis
 from pipeline.errors import EXIT_DONE
 from pipeline.exclusion import Exclusion, choose_exclusion, option, split_off
 from pipeline.files import write_json
@@ -201,7 +202,9 @@ def submit_chain(
     run: Run, config: Config, cluster: Cluster, plan: Plan, console: Console, *, is_new: bool = False
 ) -> int:
     """Submit the whole chain and say how to watch it. The caller owns control/scheduler.json."""
-    submission = Submission(run, config, cluster, plan, cluster.slurm(), is_new=is_new)
+    slurm = cluster.slurm()
+    check_pyxis(cluster, slurm)
+    submission = Submission(run, config, cluster, plan, slurm, is_new=is_new)
     submitted = submission.submit(lambda text: console.print(text, highlight=False, soft_wrap=True))
     if submitted:
         run.event("submit", jobs={name: submission.ids[name] for name in submitted})

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 TOO_FEW = "Batch job submission failed: Requested node configuration is not available"
-COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "sacct", "sprio", "sshare")
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sprio", "sshare")
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -162,6 +162,11 @@ def scancel(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
 def nothing(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     print("Slurm accounting storage is disabled", file=sys.stderr)
     return 1
+
+
+def srun(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
+    print("      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH")
+    return 0
 
 
 def main() -> int:

@@ -170,6 +170,15 @@ def test_what_is_wrong_is_named_with_what_to_do(
     assert remedy in check.remedy
 
 
+def test_an_image_needs_pyxis_and_brings_its_own_python(slurm: Fake) -> None:
+    place = cluster(image="/shared/train.sqsh", python="/only/in/the/image")
+    assert checks(place) == {}
+    slurm("srun", "[[ $1 = --version ]] && { echo 'slurm 23.11.4'; exit; }\necho '      --chdir=dir'")
+    bad = checks(place)
+    assert list(bad) == ["containers"]
+    assert "no --container-image (Pyxis), and image is set" in bad["containers"].found
+
+
 def test_a_refusal_comes_with_what_was_asked_for(slurm: Fake) -> None:
     slurm("sbatch", "[[ $1 = --version ]] && { echo 'slurm 23.11.4'; exit; }\n"
           "echo 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1")  # fmt: skip

@@ -16,6 +16,8 @@ from pipeline.attempts import Beginning, read_attempts
 from pipeline.files import read_json, read_lines, write_json
 from pipeline.owner import take
 from pipeline.verdict import write_verdict
+from pipeline.yaml12 import load_document
+from pipeline.yaml12_dump import dump
 
 NOTHING_TO_DO = 100
 
@@ -200,6 +202,21 @@ def test_the_first_error_of_a_log_stands_for_a_verdict_that_is_not_there(site: S
     site.run.log("pretrain", script.job_id, 0).write_text(log)
     assert script.end(143).returncode == 1  # srun's own for a step in which a task failed
     assert "No module named 'torch'" in read_json(site.run.verdict(script.job_id, 0))["reason"]
+
+
+def test_a_node_that_cannot_start_the_image_is_named_and_left(site: Site) -> None:
+    script = Script(site, "pretrain-1")
+    script.begin("n1,n2")
+    written = load_document(site.run.cluster, "cluster file", "").data | {"image": "/shared/train.sqsh"}
+    site.run.cluster.write_text(dump(written))
+    said = "slurmstepd-n2: error: pyxis:     write: No space left on device\nsrun: error: n2: task 1: Exited with exit code 1\n"
+    site.run.log("pretrain", script.job_id, 0).write_text(said)
+    assert script.ask("end", 1, "slurm", nodes="n1,n2").returncode == 3
+    record = read_json(site.run.verdict(script.job_id, 0))
+    assert (record["verdict"], record["nodes"]) == ("environment", ["n2"])
+    assert record["reason"].startswith(
+        "n2: Enroot has no room for the image: write: No space left on device; free space"
+    )
 
 
 def test_preemption_is_told_from_a_time_limit_by_the_time(site: Site) -> None:

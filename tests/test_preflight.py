@@ -170,6 +170,7 @@ BAD = {
         {"master": Master(name="head", port=2, addresses=["10.0.0.1"], errno=111, error="refused", seconds=30.2)},
         "no TCP connection to rank 0 at head:2 (10.0.0.1) within 30 s: refused [errno 111]",
     ),
+    "no container": ({"contained": False}, "runs on the node itself, and not in the image; have Pyxis loaded there"),
     "clock": ({"skew": 600.0}, "its clock is 600.0 s ahead of the other nodes'"),
     "own error": ({"error": "RuntimeError: no"}, "RuntimeError: no"),
 }  # fmt: skip
@@ -366,6 +367,18 @@ def test_infiniband_is_looked_for_in_sys(tmp_path: Path) -> None:
     assert not record.uverbs
     assert record.free_bytes
     assert record.cores == len(os.sched_getaffinity(0))
+
+
+def test_a_rank_outside_the_image_is_seen_by_the_code_that_it_could_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "snapshot").mkdir()
+    record = node("n1")
+    look_around(record, tmp_path)
+    assert record.contained is None
+    monkeypatch.setenv("PIPELINE_IMAGE", "/shared/train.sqsh")
+    look_around(record, tmp_path)
+    assert record.contained is False
 
 
 def test_a_name_that_does_not_resolve_is_told() -> None:

@@ -232,6 +232,16 @@ def test_the_image_of_a_run_must_stay_what_it_was(site: Site, tmp_path: Path) ->
     assert "not the image that the Run was made with" in refused.stderr
 
 
+def test_without_pyxis_nothing_is_submitted_that_needs_it(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "train.sqsh").write_bytes(b"hsqs")
+    site.cluster.write_text(CLUSTER + "image: train.sqsh\n")
+    (site.folder / "srun.answer").write_text("      --chdir=dir\n")
+    refused = site.submit()
+    assert refused.returncode == 3
+    assert "srun has no --container-image" in refused.stderr
+    assert not site.queue
+
+
 def test_a_registrys_image_is_written_as_pyxis_wants_it(site: Site) -> None:
     site.cluster.write_text(CLUSTER + "image: registry.example.org/team/train:v1\n")
     assert site.submit().returncode == 0
