@@ -74,9 +74,12 @@ class Backfill:
     def sizes(self, seconds: float, jobs: int) -> list[Size]:
         return choose_sizes(self.holes(), self.need(seconds, jobs))
 
-    def submit(self, seconds: float, why: str) -> list[str]:
-        """Submit what `seconds` of open Units need beside the Jobs that are queued for them; return the new ids."""
-        live = self.live()
+    def submit(self, seconds: float, why: str, ending: str = "") -> list[str]:
+        """Submit what `seconds` of open Units need beside the Jobs that are queued for them; return the new ids.
+
+        `ending` is the Job that asks, on its last legs.
+        """
+        live = [record for record in self.live() if not ending or record.get("job_id") != ending]
         room = self.config.evaluate.most_jobs - len(live)
         startup = startup_seconds(self.run)
         served = sum(max(0.0, (number(record.get("minutes")) or 0) * 60 - startup) for record in live)

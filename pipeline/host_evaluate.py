@@ -95,7 +95,8 @@ class EvaluateEnd(HostEnd):
             print(f"{self.stage}: Units are left, and nothing is queued to go on", file=sys.stderr)
             return EXIT_STOPPED
         try:
-            backfill.submit(left.seconds, f"job {self.job_id} left {len(left.units) + len(left.uncut)} open")
+            why = f"job {self.job_id} left {len(left.units) + len(left.uncut)} open"
+            backfill.submit(left.seconds, why, ending=self.job_id)
         except UserError as error:
             print(f"{self.stage}: cannot submit a successor: {error}", file=sys.stderr)
             return EXIT_STOPPED

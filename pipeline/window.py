@@ -123,7 +123,7 @@ def planned_from(text: str, ours: Iterable[str] = ()) -> list[Claim]:
     return [
         Claim(f"job {job}", start, nodes or None)
         for job, start, nodes, reason in rows
-        if nodes or (not named and reason in ("Resources", "Priority"))
+        if nodes or (not named and reason not in ("BeginTime", "Dependency"))
     ]
 
 

@@ -24,8 +24,9 @@ threads: 1
 data: {folder}/corpus/*.py
 tokenize: {{vocab_size: 400, validation_fraction: 0.3}}
 model: {{hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}
-pretrain: {{max_steps: 60, sequence_length: 64}}
-evaluate: {{checkpoints: all, stride: 2, unit_seconds: 3, time: 5, most_jobs: 2}}
+pretrain: {{max_steps: 60, sequence_length: 64, warmup_steps: 2}}
+inference: {{max_new_tokens: 8}}
+evaluate: {{checkpoints: all, stride: 4, unit_seconds: 3, time: 5, most_jobs: 2}}
 """
 CLUSTER = """\
 scheduler: slurm
@@ -71,7 +72,7 @@ class Beside(Chain):
         """Return when the evaluate Jobs beside the chain that ran have started and ended."""
         records = [read_json(path) for path in sorted(self.run.evaluations.glob("*.json"))]
         times = [span(self.slurm, str(record["job_id"])) for record in records]
-        return [(start, end) for start, end in times if start is not None and end is not None]
+        return [(start, end or 0.0) for start, end in times if start is not None and start < time.time()]
 
     def scored(self) -> bool:
         return all(self.run.score(step, "bits_per_byte").is_file() for step in STEPS)
@@ -97,26 +98,29 @@ def test_checkpoints_are_scored_in_a_hole_and_the_large_job_is_not_late(
     slurm = beside.slurm
     beside.save(STEPS[0])
     beside.verb("submit", beside.run.root, "--only", "evaluate")  # from it start-up and speed are known
-    beside.wait_for("the first Score", beside.run.score(0, "bits_per_byte").is_file, 120)
+    slurm.wait_for(beside.job("evaluate"), "COMPLETED", timeout=120)
     beside.save(*STEPS[1:])
-    blocker = slurm.submit("sleep 170", "--nodes=2", "--exclusive", "--time=3")
+    blocker = slurm.submit("sleep 600", "--nodes=2", "--exclusive", "--time=4")
     slurm.wait_for(blocker, "RUNNING")
     large = slurm.submit("true", "--nodes=3", "--exclusive", "--time=10")
-    beside.wait_for("a planned start", lambda: span(slurm, large)[0] is not None, 60)
+    beside.wait_for("a planned start", lambda: f"job {large}" in beside.verb("window", beside.run.root), 60)
     planned, asked = span(slurm, large)[0], time.time()
     assert planned is not None
-    print(beside.verb("window", beside.run.root))
     beside.new_checkpoint()
-    beside.wait_for("the large Job", lambda: slurm.job(large)["JobState"] == "COMPLETED", planned - asked + 90)
-    beside.wait_for("all Scores", beside.scored, 120)
+    # Where this machine is slow, not all fits into the hole: what is left follows after the large Job.
+    done = lambda: beside.scored() or slurm.job(large)["JobState"] == "COMPLETED"  # noqa: E731
+    beside.wait_for("Scores", done, planned - asked + 60)
+    beside.wait_for("evaluate Jobs to end", lambda: all(end for _, end in beside.jobs()), 60)
+    slurm.run("scancel", blocker)
+    slurm.wait_for(large, "COMPLETED", timeout=60)
+    beside.wait_for("all Scores", beside.scored, 150)
     started = span(slurm, large)[0]
     assert started is not None
     assert started <= planned + 5  # the schedulers of this Slurm look every 2 s
     before = [(start, end) for start, end in beside.jobs() if start < started]
     assert before
     assert all(end <= started for _, end in before)
-    held = sum(end - start for start, end in before)
-    note(
-        f"{beside.unit_seconds() / sum(e - s for s, e in beside.jobs()):.0%} of the evaluate Jobs' time is Units (goal 70 %)"
-    )
-    note(f"{held / 2 / (planned - asked):.0%} of the hole of {planned - asked:.0f} s x 2 Jobs is used (goal 50 %)")
+    held, hole = sum(end - start for start, end in before), min(planned, started) - asked
+    inside = beside.unit_seconds() / sum(end - start for start, end in beside.jobs())
+    note(f"{inside:.0%} of the evaluate Jobs' time is inside Units (goal 70 %)")
+    note(f"{held / hole:.0%} of {hole:.0f} s on the idle node is used, by {len(before)} Jobs (goal 50 %)")
