@@ -21,6 +21,7 @@ from pipeline.complete import steps_to_evaluate
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
 from pipeline.errors import EXIT_DONE, EXIT_USAGE, UserError
+from pipeline.exclusion import choose_exclusion, option, split_off
 from pipeline.files import write_json
 from pipeline.flags import gpus_of, sbatch_flags
 from pipeline.records import number, read_record, read_records
@@ -170,9 +171,11 @@ class Backfill:
         ]
         if not any(word.startswith("--nice") for word in flags):
             flags.append(f"--nice={self.config.evaluate.nice}")
-        if bad := sorted(bad_nodes_of(self.run, self.cluster).read()):
-            flags.append(f"--exclude={','.join(bad)}")
-        return [*flags, *own]
+        script = str(self.run.snapshot / "sbatch" / f"{STAGE}.sbatch")
+        bad = bad_nodes_of(self.run, self.cluster).read().values()
+        names = choose_exclusion(self.slurm, [*flags, *own], script, bad).names
+        others, excluded = split_off(flags)
+        return [*others, *own, *option([*excluded, *names])]
 
 
 def startup_seconds(run: Run) -> float:

@@ -83,7 +83,7 @@ class EvaluateEnd(HostEnd):
 
     def _hand_on(self, backfill: Backfill, verdict: str, units: int, *, preempted: bool) -> int:
         code = EXIT_DONE if verdict in (COMPLETE, STOPPED) else EXIT_CODES.get(verdict, 1)
-        if preempted and self.requeue([]):
+        if preempted and self.requeue():
             return EXIT_DONE
         left = open_work(self.slurm, backfill.left(), self.job_id)
         if not left:  # other Jobs are at the rest
