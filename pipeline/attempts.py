@@ -25,9 +25,13 @@ class Beginning:
     before: int  # newest checkpoint's step, -1 where there is none
     time: float  # unix s
     part: str = ""  # of the Stage's work: phase, and the task of a Job array: encode/3/8
+    deadline: float | None = None  # unix s, of a stage that leaves in time by itself
+    dead: list[str] | None = None  # attempts (JOB.ATTEMPT) whose claims may be followed
 
     def write(self, run: Run) -> None:
         record = {"stage": self.stage, "part": self.part, "nodes": self.nodes, "before": self.before, "time": self.time}
+        if self.dead is not None:
+            record |= {"deadline": self.deadline, "dead": self.dead}
         write_json(run.beginning(self.job_id, self.number), record)
 
 
@@ -68,6 +72,7 @@ def read_beginnings(run: Run, stage: str | None = None, part: str | None = None)
             Beginning(
                 job_id, int(number_), str(record.get("stage")), nodes if isinstance(nodes, list) else [],
                 _step(record.get("before")), number(record.get("time")) or 0.0, str(record.get("part", "")),
+                number(record.get("deadline")),
             )
         )  # fmt: skip
     return sorted(found, key=lambda beginning: (beginning.time, beginning.job_id, beginning.number))

@@ -160,6 +160,22 @@ def logs(
 
 
 @app.command()
+def window(run: RunPath, as_json: Json = False) -> int:
+    """Show the holes of a cluster's schedule, and the evaluate Jobs that a Run would have submitted for them."""
+    if (code := pass_on(run, "window", "--json" if as_json else "")) is not None:
+        return code
+    from pipeline.run import Run
+    from pipeline.window_view import look, print_window
+
+    found = look(Run.open(run))
+    if as_json:
+        emit(json.dumps(found, indent=2))
+    else:
+        print_window(found, Console(highlight=False))
+    return EXIT_DONE
+
+
+@app.command()
 def stop(run: RunPath) -> int:
     """End a Run cleanly at its next step; `resume` goes on."""
     return _control("stop", run)

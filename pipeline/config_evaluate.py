@@ -128,3 +128,8 @@ class EvaluateConfig(StageSection):
             examples=["[{worse_than_best_by: 0.05, action: stop}]"],
         ),
     ] = []
+
+    @property
+    def beside_training(self) -> bool:
+        """Tell whether Jobs are wanted beside training: only where every checkpoint is to be scored."""
+        return self.backfill and "all" in self.checkpoints

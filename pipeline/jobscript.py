@@ -36,6 +36,12 @@ def main(argv: list[str]) -> int:
         return EXIT_USAGE
     verb, run, stage, job_id, number = argv[0], Run(Path(argv[1])), argv[2], argv[3], int(argv[4])
     try:
+        if stage == "evaluate" and (verb == "begin" or argv[6] == "slurm"):
+            from pipeline.host_evaluate import EvaluateBegin, EvaluateEnd
+
+            if verb == "begin":
+                return EvaluateBegin(run, stage, job_id, number).begin()
+            return EvaluateEnd(run, stage, job_id, number).end(int(argv[5]))
         if verb == "begin":
             from pipeline.host_begin import HostBegin
 

@@ -48,6 +48,7 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         f"# Written by plan, sourced by sbatch/{stage}.sbatch.",
         f"SCHEDULER={cluster.scheduler}",
         f"PYTHON={shlex.quote(cluster.host_python)}",
+        *_watch(stage, config, cluster),
         *_launch(stage, config, cluster, run, exports),
         *_image_cache(stage, config, cluster),
         f"unset {' '.join(FOREIGN_VARIABLES)}",
@@ -55,6 +56,12 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         *_secrets(cluster),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _watch(stage: str, config: Config, cluster: Cluster) -> list[str]:
+    """Have the batch shell of pretrain look for checkpoints that evaluate Jobs are to be submitted for."""
+    watches = stage == "pretrain" and cluster.scheduler == "slurm" and cluster.nodes_may_submit
+    return ["WATCH=1"] if watches and config.evaluate.beside_training else []
 
 
 def _secrets(cluster: Cluster) -> list[str]:

@@ -128,6 +128,11 @@ class Run:
         return self.scores(step) / f"{benchmark}.d"
 
     @property
+    def evaluations(self) -> Path:
+        """The records of the evaluate Jobs beside those of the chain."""
+        return self.root / "evaluations"
+
+    @property
     def score_table(self) -> Path:
         return self.root / "scores.csv"
 

@@ -29,6 +29,7 @@ from pipeline.slurm_jobs import (
 )
 from pipeline.slurm_priority import SPRIO_COLUMNS, SSHARE_COLUMNS, Priority, from_sprio, from_sshare
 from pipeline.slurm_states import ENDED, normal_state
+from pipeline.window import NODE_COLUMNS, PLANNED_COLUMNS
 
 # What a parent job or a person's shell tells Slurm's commands: columns, filters, resources. None of it is for us.
 FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL|SPRIO|SSHARE|PIPELINE)_|PMI")
@@ -292,6 +293,20 @@ class Slurm:
     def srun_knows(self, option: str) -> bool:
         """Tell whether srun has an option: those of plugins are only there where the plugin is loaded."""
         return f"--{option}" in self.run(["srun", "--help"], 10)
+
+    def schedule(self) -> tuple[str, str, str]:
+        """Return what sinfo, `squeue --start` and `scontrol show reservation` print; nothing where one fails."""
+        texts = []
+        for words in (
+            ["sinfo", "-h", "-N", "-O", NODE_COLUMNS],
+            ["squeue", "-h", "--start", "-O", PLANNED_COLUMNS],
+            ["scontrol", "-o", "show", "reservation"],
+        ):
+            try:
+                texts.append(self.run(words))
+            except SlurmError:
+                texts.append("")
+        return texts[0], texts[1], texts[2]
 
     # Changing
 

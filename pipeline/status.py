@@ -192,9 +192,10 @@ def _job(run: Run, entry: Record, record: Record) -> JobStatus:
 def _slurm_jobs(run: Run, record: Record) -> tuple[list[JobStatus], str]:
     """Return the Jobs of jobs.json with what Slurm says of them now, in one call for all, seldom more."""
     lasts = last_attempts(run)
+    record = record | {"jobs": [*record.get("jobs", []), *_evaluations(run)]}
     found, source = ask_slurm(run, record, lasts)
     jobs = []
-    for entry in record.get("jobs", []):
+    for entry in record["jobs"]:
         job_id, told = str(entry.get("job_id")), answer(run, entry, found.get(str(entry.get("job_id"))), lasts)
         jobs.append(
             JobStatus(
@@ -204,6 +205,16 @@ def _slurm_jobs(run: Run, record: Record) -> tuple[list[JobStatus], str]:
             )
         )  # fmt: skip
     return jobs, source
+
+
+def _evaluations(run: Run) -> list[Record]:
+    """Return evaluate Jobs beside those of the chain that may still wait or run, numbered where Segments are."""
+    records = [read_record(path) for path in sorted(run.evaluations.glob("[0-9]*.json"))]
+    return [
+        {"name": f"evaluate-{r.get('number')}", "stage": "evaluate", "segment": r.get("number"), "job_id": r["job_id"]}
+        for r in records
+        if r.get("job_id") and not r.get("ended")
+    ]
 
 
 def _slurm_state(run: Run, config: Config | None, jobs: list[JobStatus]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from pipeline.backfill import Backfill
 from pipeline.bad_nodes import bad_nodes_of
 from pipeline.cluster import Cluster
 from pipeline.complete import is_complete
@@ -24,6 +25,7 @@ from pipeline.run import Run
 from pipeline.slurm import Slurm
 from pipeline.slurm_errors import SlurmError
 from pipeline.slurm_jobs import SlurmJob
+from pipeline.slurm_time import time_seconds
 from pipeline.submit import PROJECT, read_jobs
 
 LIVE = ("pending", "running", "completing", "suspended", "requeued", "requeue_hold", "preempted")
@@ -194,6 +196,18 @@ class Submission:
         write_json(self.run.jobs, {"scheduler": "slurm", "jobs": self.records}, durable=False)
 
 
+def queue_evaluations(submission: Submission) -> None:
+    """Where nodes may not submit, queue evaluate Jobs beforehand, spread over the time of the Segments."""
+    config, cluster = submission.config, submission.cluster
+    if not config.evaluate.beside_training or cluster.nodes_may_submit:
+        return
+    segments = [name for name in submission.ids if name.startswith("pretrain")]
+    minutes = time_seconds(config.pretrain.time) // 60
+    each = max(1, config.evaluate.most_jobs // max(1, len(segments)))
+    places = [(submission.ids[name], minutes * at // (each + 1)) for name in segments for at in range(1, each + 1)]
+    Backfill(submission.run, config, cluster, submission.slurm).queue_beforehand(places)
+
+
 def _words(script: tuple[str, list[str]]) -> list[str]:
     return [script[0], *script[1]]
 
@@ -212,6 +226,7 @@ def submit_chain(
         if exclusion.allowed:
             run.event("bad nodes allowed", stage=stage, nodes=[node.name for node in exclusion.allowed])
             console.print(f"{stage}: {exclusion.words()}", style="yellow", markup=False, soft_wrap=True)
+    queue_evaluations(submission)
     for verb in ("status", "logs -f", "stop"):
         console.print(f"  {command(*verb.split(), run.root)}", markup=False, highlight=False, soft_wrap=True)
     return EXIT_DONE

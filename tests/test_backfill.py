@@ -1,0 +1,242 @@
+"""Evaluate Jobs beside the chain: each once, no more than there is work for, and what is left is handed on."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import fake_slurm
+import pytest
+from example_run import make_run
+
+from pipeline.attempts import read_beginning
+from pipeline.backfill import Backfill, main
+from pipeline.cluster import Cluster
+from pipeline.complete import steps_to_evaluate
+from pipeline.config_load import load_run_config
+from pipeline.files import read_json, read_lines, write_json, write_text
+from pipeline.host_evaluate import EvaluateBegin, EvaluateEnd
+from pipeline.launch import launch_file
+from pipeline.scoring import Cut, settle_cut, units_of
+from pipeline.slurm import Slurm
+from pipeline.submit_slurm import queue_evaluations
+from pipeline.verdict import write_verdict
+from pipeline.yaml12_dump import dump
+
+CUT = Cut("key", 30, 10, {"bytes": 4000, "checkpoint_sha256": ""})
+NOTHING_TO_DO = 100
+
+
+class Place:
+    """A Run on the fake Slurm whose last checkpoint is not scored yet; all is asked in this process."""
+
+    def __init__(self, folder: Path, **cluster: object) -> None:
+        self.slurm = folder / "slurm"
+        self.run = make_run(folder / "example")
+        text = self.run.config.read_text().replace("checkpoints: [first, last]", "checkpoints: all")
+        write_text(self.run.config, text)
+        self.cluster = Cluster.model_validate({"scheduler": "slurm", "sbatch": {"qos": "low"}, **cluster})
+        write_text(self.run.cluster, dump(self.cluster.model_dump()))
+        self.run.score(900, "bits_per_byte").unlink()
+        settle_cut(self.run, 900, "bits_per_byte", CUT)
+
+    @property
+    def backfill(self) -> Backfill:
+        return Backfill(self.run, load_run_config(self.run.config), self.cluster, Slurm(pauses=()))
+
+    @property
+    def queue(self) -> dict[str, dict]:
+        return fake_slurm.read(self.slurm)
+
+    def asked(self) -> int:
+        return main([str(self.run.root)])
+
+    def claim(self, unit: int, job_id: str, attempt: int = 0) -> None:
+        path = self.run.slices(900, "bits_per_byte") / f".{unit:04d}.claim.000001"
+        write_json(path, {"host": "n1", "pid": 1, "job_id": job_id, "attempt": attempt})
+
+    def finish(self, *units: int, job_id: str = "101") -> None:
+        for unit in units_of(self.run, 900, "bits_per_byte", CUT):
+            if unit.number in units:
+                values = {"nll": [1.0] * len(unit.batches), "tokens": [1.0] * len(unit.batches)}
+                unit.write(values, 9.0, job_id=job_id, attempt=0)
+
+    def begin(self, job_id: str = "101", attempt: int = 0, **changes: object) -> int:
+        fake_slurm.set_state(self.slurm, job_id, "RUNNING", nodes="n1", restarts=attempt, **changes)
+        return EvaluateBegin(self.run, "evaluate", job_id, attempt).begin()
+
+    def end(self, verdict: str = "complete", job_id: str = "101") -> int:
+        write_verdict(self.run, job_id, 0, "evaluate", verdict, "", None)
+        return EvaluateEnd(self.run, "evaluate", job_id, 0).end(0)
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in fake_slurm.install(tmp_path / "slurm").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    (tmp_path / "slurm" / "sinfo.answer").write_text("")
+
+
+@pytest.fixture
+def place(tmp_path: Path, on_path: None) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_new_checkpoint_has_one_job_submitted_however_often_it_is_told(place: Place) -> None:
+    assert [place.asked() for _ in range(3)] == [0, 0, 0]
+    (words,) = (job["words"] for job in place.queue.values())
+    assert {"--qos=low", "--nice=10000", "--nodes=1"} <= set(words)
+    limits = [word for word in words if word.startswith("--time")]
+    assert [limit.split("=")[0] for limit in limits] == ["--time", "--time-min"]
+    assert words[-2:] == [str(place.run.snapshot / "sbatch" / "evaluate.sbatch"), str(place.run.root)]
+    (record,) = [record for _, record in place.backfill.records()]
+    assert (record["number"], record["job_id"]) == (1, "101")
+
+
+def test_no_more_jobs_than_the_key_says(place: Place) -> None:
+    for _ in range(9):
+        place.backfill.submit(1e6, "a test")
+    assert len(place.queue) == 4
+
+
+def test_a_submit_that_was_killed_is_found_again(place: Place) -> None:
+    place.asked()
+    path, record = place.backfill.records()[0]
+    write_json(path, {key: value for key, value in record.items() if key != "job_id"})
+    assert place.asked() == 0
+    assert len(place.queue) == 1
+    assert read_json(path)["job_id"] == "101"
+
+
+def test_nothing_is_submitted_where_nothing_is_left_or_a_person_said_stop(place: Place) -> None:
+    place.run.stop.parent.mkdir(exist_ok=True)
+    place.run.stop.touch()
+    place.asked()
+    place.run.stop.unlink()
+    write_json(place.run.score(900, "bits_per_byte"), {"score": 1.0})
+    place.asked()
+    assert place.queue == {}
+
+
+def test_the_key_and_the_first_and_last_checkpoint_alone_mean_no_jobs_beside_training(place: Place) -> None:
+    text = place.run.config.read_text()
+    for changed in (text.replace("evaluate:", "evaluate:\n  backfill: false"), text.replace("all", "[first, last]")):
+        write_text(place.run.config, changed)
+        place.asked()
+        assert "WATCH" not in launch_file("pretrain", load_run_config(place.run.config), place.cluster, place.run)
+    assert place.queue == {}
+    write_text(place.run.config, text)
+    assert "WATCH=1\n" in launch_file("pretrain", load_run_config(place.run.config), place.cluster, place.run)
+
+
+def test_an_attempt_learns_its_deadline_and_who_is_dead(place: Place) -> None:
+    place.asked()
+    jobs = place.queue
+    jobs |= {id_: jobs["101"] | {"state": state} for id_, state in (("102", "RUNNING"), ("103", "CANCELLED"))}
+    fake_slurm.write(place.slurm, jobs)
+    for unit, owner in enumerate(("102", "103", "104")):  # the last is one that Slurm has forgotten
+        place.claim(unit, owner)
+    assert place.begin() == 0
+    record = read_json(place.run.beginning("101", 0))
+    assert record["dead"] == ["103.0", "104.0"]
+    assert record["deadline"] == pytest.approx(time.time() + 600, abs=60)
+    beginning = read_beginning(place.run, "101", 0)
+    assert beginning is not None
+    assert beginning.deadline == record["deadline"]
+
+
+def test_a_job_with_nothing_to_do_ends_at_once(place: Place) -> None:
+    place.asked()
+    write_json(place.run.score(900, "bits_per_byte"), {"score": 1.0})
+    assert place.begin() == NOTHING_TO_DO
+    assert not place.run.beginning("101", 0).exists()
+
+
+def test_several_attempts_may_run_at_once(place: Place) -> None:
+    place.asked()
+    fake_slurm.write(place.slurm, place.queue | {"102": place.queue["101"]})
+    assert [place.begin("101"), place.begin("102")] == [0, 0]
+
+
+def test_a_job_that_leaves_units_behind_submits_its_successor(place: Place) -> None:
+    place.asked()
+    place.begin()
+    place.finish(0)
+    assert place.end() == 0  # Slurm still calls it running
+    assert list(place.queue) == ["101", "102"]
+    assert read_json(place.run.verdict("101", 0))["units"] == 1
+    assert "101 left 2 open" in read_lines(place.run.events)[-1]["reason"]
+
+
+def test_units_that_others_work_on_need_no_successor(place: Place) -> None:
+    place.asked()
+    fake_slurm.write(place.slurm, place.queue | {"107": place.queue["101"] | {"state": "RUNNING"}})
+    place.begin()
+    place.finish(0, 1)
+    place.claim(2, "107")
+    fake_slurm.set_state(place.slurm, "101", "COMPLETED")
+    assert place.end() == 0
+    assert list(place.queue) == ["101", "107"]
+
+
+def test_jobs_that_finish_nothing_have_an_end(place: Place) -> None:
+    codes = []
+    for job_id in ("101", "102"):
+        place.asked()
+        place.begin(job_id)
+        fake_slurm.set_state(place.slurm, job_id, "COMPLETED")
+        codes.append(place.end(job_id=job_id))
+    assert codes == [0, 6]
+    assert list(place.queue) == ["101", "102"]
+
+
+def test_what_another_attempt_cannot_change_ends_it(place: Place) -> None:
+    place.asked()
+    place.begin()
+    fake_slurm.set_state(place.slurm, "101", "COMPLETED")
+    assert place.end("config") == 2
+    assert list(place.queue) == ["101"]
+
+
+def test_the_last_one_cancels_those_that_wait(place: Place) -> None:
+    place.asked()
+    place.backfill.submit(1e6, "another")
+    place.begin()
+    write_json(place.run.score(900, "bits_per_byte"), {"score": 1.0, "benchmark": "bits_per_byte"})
+    assert place.end() == 0
+    assert [job["state"] for job in place.queue.values()][1:] == ["CANCELLED"] * (len(place.queue) - 1)
+    assert place.run.report.is_file()
+
+
+def test_where_nodes_may_not_submit_jobs_are_queued_beforehand(tmp_path: Path, on_path: None) -> None:
+    place = Place(tmp_path, nodes_may_submit=False)
+
+    class Submitted:
+        run, config, cluster = place.run, load_run_config(place.run.config), place.cluster
+        slurm, ids = Slurm(pauses=()), {"tokenize": "1", "pretrain-1": "7", "pretrain-2": "8"}
+
+    for _ in range(2):
+        queue_evaluations(Submitted)  # type: ignore[arg-type]
+    assert [job["dependency"] for job in place.queue.values()] == [
+        "after:7+20",
+        "after:7+40",
+        "after:8+20",
+        "after:8+40",
+    ]
+    place.begin()
+    place.finish(0)
+    fake_slurm.set_state(place.slurm, "101", "COMPLETED")
+    assert place.end() == 75  # nothing can be queued from there
+
+
+def test_window_shows_holes_and_sizes(place: Place) -> None:
+    from pipeline.window_view import look
+
+    (place.slurm / "sinfo.answer").write_text("n3|mixed|2/6/0/8|gpu:h100:4|gpu:h100:1(IDX:0)|main*|\n")
+    found = look(place.run)
+    assert [hole["node"] for hole in found["holes"]] == ["n3"]
+    assert found["sizes"][0]["why"] == "n3 is idle until nothing that can be seen"
+    json.dumps(found, allow_nan=False)
+    assert steps_to_evaluate(place.run, load_run_config(place.run.config)) == [0, 900]
