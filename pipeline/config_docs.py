@@ -59,6 +59,9 @@ data: hf:owner/name                  # a dataset on the Hugging Face hub
 data:
   - path: ~/books
   - {dataset: owner/name, config: en, split: train, text_field: content}
+data:                                # three sequences of code for one of prose, whatever their sizes
+  - {path: /data/code/*.jsonl, weight: 3}
+  - {path: /data/prose/*.jsonl, weight: 1}
 ```
 
 A path that exists is taken as it is; only then is it a glob. Exactly one of `path` and `dataset` is needed.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.config_evaluate import PYTHON_DOCS, BenchmarkSource
+from pipeline.config_sources import folder_suffixes, in_folder, kind_of, known_suffixes, walk
 from pipeline.config_tokenize import HUB, STDLIB, DataSource
 from pipeline.config_types import has_control_characters
 from pipeline.errors import UserError
@@ -144,19 +145,32 @@ def find_text(text: str, folder: Path) -> str:
     refuse_other_sources(text)
     expanded = expand(text)
     path = folder / expanded
-    if _look(path) is not None:
+    if (kind := _look(path)) is not None:
+        _refuse_without_text(path, kind)
         return str(path)
     if not glob.has_magic(expanded):
         advice = f"for a dataset on the Hugging Face hub write {HUB}{text}" if _could_be_hub(text) else "mend the path"
         raise PathError(f"is not there: no file or folder {path}; {advice}")
     pattern = expanded if os.path.isabs(expanded) else os.path.join(glob.escape(str(folder)), expanded)
+    number = 0
     try:
-        first = next(glob.iglob(pattern, recursive=True), None)
+        for name in glob.iglob(pattern, recursive=True):
+            number += 1
+            if kind_of(Path(name)) and os.path.isfile(name):
+                return pattern
     except (OSError, ValueError, re.error, RecursionError) as error:
         raise PathError(f"cannot be searched: {error}; mend the pattern") from None
-    if first is None:
-        raise PathError(f"matches no file: {pattern}; mend the pattern, or put the files there")
-    return pattern
+    if number:
+        raise PathError(f"matches {number} names, but no file of a known kind: {known_suffixes()}")
+    raise PathError(f"matches no file: {pattern}; mend the pattern, or put the files there")
+
+
+def _refuse_without_text(path: Path, kind: str) -> None:
+    """Raise PathError where nothing would be read."""
+    if kind == "file" and kind_of(path) is None:
+        raise PathError(f"is a file of an unknown kind; known: {known_suffixes()}")
+    if kind == "folder" and not any(map(in_folder, walk(path))):
+        raise PathError(f"holds no text: {folder_suffixes()}")
 
 
 def refuse_other_sources(text: str) -> None:

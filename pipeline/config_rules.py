@@ -34,6 +34,14 @@ def _batch(config: Config) -> str | None:
     )
 
 
+def _weights(config: Config) -> str | None:
+    without = [number for number, source in enumerate(config.data, start=1) if source.weight is None]
+    if not without or len(without) == len(config.data):
+        return None
+    items = ", ".join(map(str, without))
+    return f"some sources have a weight, but item {items} has none; give each source a weight, or none"
+
+
 def _heads(config: Config) -> str | None:
     width, heads = config.model.hidden_size, config.model.num_attention_heads
     if width % heads:
@@ -132,6 +140,7 @@ def _memory(config: Config) -> str | None:
 
 
 RULES: list[Rule[Config]] = [
+    Rule(("data",), _weights),
     Rule(
         ("pretrain.global_batch_size", "pretrain.micro_batch_size", "pretrain.nproc_per_node", "pretrain.nodes"),
         _batch,

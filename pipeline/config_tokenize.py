@@ -30,6 +30,14 @@ class DataSource(Section):
         str, Field(description="field of JSON lines, parquet columns and datasets that holds the text"), LINE
     ] = "text"
 
+    weight: Annotated[
+        float | None,
+        Field(
+            gt=0, le=1e9, description="share of the training sequences, relative to the others; null: all text alike"
+        ),
+        REAL,
+    ] = None
+
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:

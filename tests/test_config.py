@@ -137,6 +137,7 @@ def test_b06_whole_numbers(load: Load, written: str) -> None:
 
 def test_data_is_a_text_a_mapping_or_a_list(load: Load, tmp_path: Path) -> None:
     (tmp_path / "my text").mkdir()
+    (tmp_path / "my text" / "c.jsonl").touch()
     (tmp_path / "a.txt").touch()
     (tmp_path / "b[1].txt").touch()
 
@@ -172,12 +173,12 @@ def test_words_of_yaml_1_1_are_words(load: Load) -> None:
 
 def test_b15_homes_and_variables_are_filled_in(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").touch()
-    (tmp_path / "$odd").touch()
+    (tmp_path / "$odd.txt").touch()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PLACE", str(tmp_path))
     for text in ("~/a.txt", "$PLACE/a.txt", "${PLACE}/a.txt", "$PLACE/*.txt"):
         assert load(f"data: {text}").data[0].path == f"{tmp_path}/{text.rpartition('/')[2]}"
-    assert load("data: $$odd").data[0].path == f"{tmp_path}/$odd"
+    assert load("data: $$odd.txt").data[0].path == f"{tmp_path}/$odd.txt"
     assert load("runs_dir: $PLACE/runs").runs_dir == f"{tmp_path}/runs"
     assert load("runs_dir: mine").runs_dir == "mine"
     assert load("tokenize: {tokenizer: a.txt}").tokenize.tokenizer == f"{tmp_path}/a.txt"
@@ -354,6 +355,10 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "pretrain: {sequence_length: 200}\nevaluate: {stride: 201}",
         "evaluate.stride: stride 201 is more than pretrain.sequence_length 200; set stride to 200 or less",
     ),
+    "weights of some": (
+        "data: [{path: python-stdlib, weight: 2}, python-stdlib, python-stdlib]",
+        "data: some sources have a weight, but item 2, 3 has none; give each source a weight, or none",
+    ),
     # paths
     "B15 unset": ("data: $UNSET_X/x", "data: '$UNSET_X/x' uses the variable UNSET_X, which is not set"),
     "B15 empty": ("data: $EMPTY_X/x", "uses the variable EMPTY_X, which is not set"),
@@ -363,10 +368,13 @@ SECTIONED: dict[str, tuple[str, str]] = {
     "B15 runs_dir": ("runs_dir: $UNSET_X/x", "runs_dir: '$UNSET_X/x' uses the variable UNSET_X"),
     "B15 tokenizer": ("tokenize: {tokenizer: $UNSET_X}", "tokenize.tokenizer: '$UNSET_X' uses the variable"),
     "B17 missing": ("data: no.txt", "data: 'no.txt' is not there: no file or folder no.txt; mend the path"),
-    "B17 missing in list": ("data: [x.yaml, no.txt]", "data[1]: 'no.txt' is not there"),
+    "B17 missing in list": ("data: [python-stdlib, no.txt]", "data[1]: 'no.txt' is not there"),
     "B17 missing in mapping": ("data: {path: no.txt}", "data.path: 'no.txt' is not there"),
     "B17 a dataset": ("data: owner/name", "for a dataset on the Hugging Face hub write hf:owner/name"),
     "B17 no match": ("data: '*.nothing'", "'*.nothing' matches no file: *.nothing; mend the pattern"),
+    "B17 no text": ("data: x.yaml", "data: 'x.yaml' is a file of an unknown kind; known: .txt, .md, .py, .jsonl"),
+    "B17 no text in glob": ("data: '*.yaml'", "'*.yaml' matches 1 names, but no file of a known kind"),
+    "B17 no text in folder": ("data: .", "data: '.' holds no text: .jsonl, .md, .parquet, .txt are read"),
     "B17 odd pattern": ("data: 'x[z-a]*'", "matches no file"),
     "B17 URL": ("data: https://example.org/x", "is a URL, which is not read; download it"),
     "B17 hub as path": ("data: {path: hf:o/n}", "is a dataset, not a path; write `dataset: o/n`"),
@@ -612,10 +620,10 @@ def test_a_dumped_config_reads_back_equal_in_yaml_1_1_and_1_2(config: Config) ->
 
 def test_a_runs_own_config_is_taken_as_it_is(load: Load, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    (tmp_path / "$a").touch()
-    config = load("data: $$a\npretrain: {time: 1:30}")
+    (tmp_path / "$a.txt").touch()
+    config = load("data: $$a.txt\npretrain: {time: 1:30}")
     path.write_text(dump_config(config))
-    (tmp_path / "$a").unlink()  # the corpus may be gone when the tokens are there
+    (tmp_path / "$a.txt").unlink()  # the corpus may be gone when the tokens are there
     assert load_run_config(path) == config
 
 

@@ -12,6 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config import Config
+from pipeline.errors import UserError
+from pipeline.lm.batches import Batches
+from pipeline.lm.shards import TokenShards
+
 BLOCK = 1000  # sequences; shares are kept to a thousandth
 STREAM = 0x6D6978  # keeps these random numbers apart from those of the epochs
 
@@ -58,3 +63,57 @@ def share_out(weights: Sequence[float], total: int) -> NDArray[np.int64]:
     for _ in range(int(counts.sum()) - total):  # where many had to be given their one
         counts[np.argmax(np.where(counts > 1, counts - shares, -np.inf))] -= 1
     return counts
+
+
+class MixedBatches(Batches):
+    """Batches of several sources, each with its share; epochs are those of each source by itself."""
+
+    def __init__(
+        self, shards: TokenShards, sequence_length: int, global_batch_size: int, seed: int, weights: Sequence[float]
+    ) -> None:
+        """Mix the sources of data: by `weights`, one for each. Raises UserError where one has not one window."""
+        super().__init__(shards, sequence_length, global_batch_size, seed)
+        self._mixture = Mixture(weights, seed)
+        per_source = np.zeros(len(weights), np.int64)
+        np.add.at(per_source, [shard.source for shard in shards.shards], np.diff(self._first_window))
+        self._windows_of = per_source
+        self._first_of = np.cumsum(per_source) - per_source  # shards are in the order of their sources
+        for number, windows in enumerate(per_source, start=1):
+            if not windows:
+                raise UserError(
+                    f"too little data: item {number} of data: has no window of pretrain.sequence_length "
+                    f"{sequence_length} in the {shards.split} split; give more text, or leave it out"
+                )
+        self._orders_of: dict[int, tuple[int, NDArray[np.int64]]] = {}
+
+    def epoch(self, step: int) -> float:
+        """Return how often the source that is repeated most has been gone through before `step`."""
+        shares = self._mixture.counts / self._mixture.block
+        return float(np.max(step * self.global_batch_size * shares / self._windows_of))
+
+    def sample_ids(self, step: int) -> NDArray[np.int64]:
+        """Return the windows (B,) of the global batch at `step` (0, 1, …), as numbers over all shards."""
+        numbers = np.arange(step * self.global_batch_size, (step + 1) * self.global_batch_size, dtype=np.int64)
+        sources, places = self._mixture.places(numbers)
+        epochs, inside = np.divmod(places, self._windows_of[sources])
+        samples = np.empty_like(numbers)
+        for source, epoch in sorted(set(zip(sources.tolist(), epochs.tolist(), strict=True))):
+            chosen = (sources == source) & (epochs == epoch)
+            samples[chosen] = self._first_of[source] + self._order_in(source, epoch)[inside[chosen]]
+        return samples
+
+    def _order_in(self, source: int, epoch: int) -> NDArray[np.int64]:
+        """Return the permutation (windows of the source,) of one of its epochs; the last one used is kept."""
+        if self._orders_of.get(source, (-1,))[0] != epoch:
+            generator = np.random.Generator(np.random.PCG64([self.seed, epoch, source]))
+            self._orders_of[source] = epoch, generator.permutation(int(self._windows_of[source]))
+        return self._orders_of[source][1]
+
+
+def make_batches(shards: TokenShards, config: Config) -> Batches:
+    """Return the batches of the config's training: of all text alike, or of its sources by weight."""
+    pretrain = config.pretrain
+    weights = [source.weight for source in config.data if source.weight is not None]
+    if not weights:
+        return Batches(shards, pretrain.sequence_length, pretrain.global_batch_size, config.seed)
+    return MixedBatches(shards, pretrain.sequence_length, pretrain.global_batch_size, config.seed, weights)

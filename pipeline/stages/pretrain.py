@@ -18,9 +18,9 @@ import torch.distributed as dist
 from pipeline.complete import awaits_evaluation
 from pipeline.config import Config
 from pipeline.files import read_json, read_lines, write_json
-from pipeline.lm.batches import Batches
 from pipeline.lm.hardware import Hardware, choose_hardware, end_ranks, start_ranks
 from pipeline.lm.ledger import Ledger
+from pipeline.lm.mixture import make_batches
 from pipeline.lm.origin import origin
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.sinks import Sink, open_sinks
@@ -63,7 +63,7 @@ def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
 
 def _train(run: Run, config: Config, attempt: Attempt, hardware: Hardware, watchdog: Watchdog) -> Outcome:
     shards = _shards(run, config, attempt, watchdog)
-    batches = Batches(shards, config.pretrain.sequence_length, config.pretrain.global_batch_size, config.seed)
+    batches = make_batches(shards, config)
     sinks = _sinks(run, config) if attempt.rank == 0 else []
     files = _files(run, config, attempt, watchdog, sinks)
     if attempt.rank == 0:

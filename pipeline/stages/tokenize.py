@@ -83,7 +83,10 @@ def fingerprint(config: Config) -> str:
     section = config.tokenize.model_dump(mode="json", exclude=config.tokenize.keys_of_no_effect())
     if section["drop_duplicates"]:
         del section["drop_duplicates"]  # as it was before there was the key
-    wanted = {"data": [source.model_dump(mode="json") for source in config.data], "tokenize": section}
+    wanted = {
+        "data": [source.model_dump(mode="json", exclude={"weight"}) for source in config.data],
+        "tokenize": section,
+    }
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
 
 
