@@ -21,7 +21,7 @@ from conftest import PROJECT, environment
 from pipeline.config import Config
 from pipeline.errors import DivergedError, NotReadyError, StorageError
 from pipeline.lm import saver as saver_module
-from pipeline.lm import staging
+from pipeline.lm import staging, storage
 from pipeline.lm.checkpoint import CheckpointError, load_checkpoint, load_newest, load_weights, remove_old, verify
 from pipeline.lm.contents import seal
 from pipeline.lm.model import Transformer
@@ -100,11 +100,26 @@ def test_the_same_state_makes_the_same_files_whatever_the_buffer_held(tmp_path: 
     with Saver(tmp_path / "b", {}) as saver:
         saver.reserve(2**20)
         saver.wait()
-        saver.buffer.tensor.fill_(255)
+        saver.stager.buffer.tensor.fill_(255)
         saver.save(5, *make(), {"step": 5, "tokens": 50})
     for name in ("rank-00000.bin", "tensors.json"):
         a, b = (tmp_path / folder / "step-00000005" / name for folder in "ab")
         assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_save_is_planned_again_when_the_state_has_another_structure(tmp_path: Path, monkeypatch) -> None:
+    plans, plan = [], storage._plan
+    monkeypatch.setattr(storage, "_plan", lambda tensors: plans.append(1) or plan(tensors))
+    first, second = make(), make(seed=1, vocabulary=80)
+    with Saver(tmp_path, {}) as saver:
+        for step, state in enumerate([first, first, second, second]):
+            saver.save(step, *state, {"step": step})
+            saver.wait()
+    assert len(plans) == 2
+    for step, (saved, vocabulary) in enumerate([(first, 64), (first, 64), (second, 80), (second, 80)]):
+        other = make(seed=2, vocabulary=vocabulary)
+        load_checkpoint(tmp_path / f"step-{step:08d}", *other)
+        assert_equal(saved, other)
 
 
 def test_optimizer_groups_keep_their_rates(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 BLOCK = 8 * 2**20  # bytes read and hashed at a time
 AHEAD = 8  # blocks that reading may be ahead of hashing
+READERS = 3  # threads that read a file: one alone, copying from the page cache, is slower than hashing
+MOST_PLACES = 512  # that one call reads into; Linux allows 1024
 NAMES_SHOWN = 10
 
 
@@ -133,66 +136,91 @@ def _read_file(path: Path, expected: str, pieces: list[Piece]) -> None:
 
 
 def _fill_and_hash(path: Path, pieces: list[Piece]) -> str:
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(max_workers=1) as thread:
-        reader = _HashingReader(file, thread)
-        for piece in sorted(pieces, key=lambda piece: piece.chunk.byte):
-            reader.skip_to(piece.chunk.byte)
-            _read_piece(reader, piece)
-        reader.skip_to(None)
-        return reader.digest()
+    """Read a file in blocks, some at once and ahead of the hashing, which needs them in order."""
+    digest, waiting = hashlib.sha256(), deque[tuple[Future[None], Block]]()
+
+    def hash_next() -> None:
+        read, block = waiting.popleft()
+        read.result()
+        for memory in block.memory:
+            digest.update(memory)
+        for act in block.then:
+            act()
+
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(READERS) as pool:
+        size = os.fstat(file.fileno()).st_size
+        for block in _blocks(path, size, pieces):
+            waiting.append((pool.submit(_read_block, path, file.fileno(), block), block))
+            if len(waiting) > AHEAD:
+                hash_next()
+        while waiting:
+            hash_next()
+    return digest.hexdigest()
 
 
-def _read_piece(reader: _HashingReader, piece: Piece) -> None:
-    if piece.is_direct:
-        reader.fill(_bytes_of(piece.target))
-        return
-    chunk = torch.empty(piece.chunk.sizes, dtype=piece.dtype)
-    reader.fill(_bytes_of(chunk))
+@dataclass
+class Block:
+    """Some of a file's bytes, from `byte` on, and the memory that they go to."""
+
+    byte: int
+    memory: list[memoryview] = field(default_factory=list)
+    bytes: int = 0
+    then: list[Callable[[], object]] = field(default_factory=list)  # what is to be done when it is read
+
+
+def _blocks(path: Path, size: int, pieces: list[Piece]) -> Iterator[Block]:
+    """Cut a file into blocks of at most BLOCK bytes: small tensors are read together, large ones in parts."""
+    block = Block(0)
+    for memory, then in _places(path, size, pieces):
+        for start in range(0, len(memory), BLOCK):
+            part = memory[start : start + BLOCK]
+            if block.bytes + len(part) > BLOCK or len(block.memory) == MOST_PLACES:
+                yield block
+                block = Block(block.byte + block.bytes)
+            block.memory.append(part)
+            block.bytes += len(part)
+        if then is not None:
+            block.then.append(then)
+    yield block
+
+
+def _places(path: Path, size: int, pieces: list[Piece]) -> Iterator[tuple[memoryview, Callable[[], object] | None]]:
+    """Say where a file's bytes go, from the first to the last, and what is to be done when they are there."""
+    position = 0
+    for piece in sorted(pieces, key=lambda piece: piece.chunk.byte):
+        if piece.chunk.byte < position:
+            raise DamagedError(f"{path}: two tensors lie at byte {piece.chunk.byte}")
+        for length in _lengths(piece.chunk.byte - position):
+            yield memoryview(bytearray(length)), None
+        target = piece.target if piece.is_direct else torch.empty(piece.chunk.sizes, dtype=piece.dtype)
+        yield _bytes_of(target), None if piece.is_direct else partial(_put, piece, target)
+        position = piece.chunk.byte + target.numel() * target.element_size()
+    for length in _lengths(size - position):
+        yield memoryview(bytearray(length)), None
+
+
+def _lengths(size: int) -> Iterator[int]:
+    """Cut what is read only to be hashed: it need not be in memory at once."""
+    return (min(BLOCK, size - start) for start in range(0, size, BLOCK))
+
+
+def _put(piece: Piece, chunk: Tensor) -> None:
     piece.target.copy_(chunk[piece.source] if piece.source else chunk)
+
+
+def _read_block(path: Path, fd: int, block: Block) -> None:
+    left, position = list(block.memory), block.byte
+    while left:
+        count = os.preadv(fd, left, position)
+        if not count:
+            raise DamagedError(f"{path}: ends at byte {position}")
+        position += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-class _HashingReader:
-    """A file read from front to end, and hashed in another thread."""
-
-    def __init__(self, file: BinaryIO, thread: ThreadPoolExecutor) -> None:
-        self.file, self.thread, self.position, self.hash = file, thread, 0, hashlib.sha256()
-        self.waiting: deque[Future[None]] = deque()
-
-    def fill(self, memory: memoryview) -> None:
-        """Read as many bytes as `memory` has."""
-        for start in range(0, len(memory), BLOCK):
-            block = memory[start : start + BLOCK]
-            done = 0
-            while done < len(block):
-                count = self.file.readinto(block[done:])  # type: ignore[attr-defined]
-                if not count:
-                    raise DamagedError(f"{self.file.name}: ends at byte {self.position}")
-                done += count
-                self.position += count
-            self._hash(block)
-
-    def skip_to(self, position: int | None) -> None:
-        """Read up to `position`, or to the end, only to hash it."""
-        while position is None or self.position < position:
-            block = self.file.read(BLOCK if position is None else min(BLOCK, position - self.position))
-            if not block:
-                if position is None:
-                    return
-                raise DamagedError(f"{self.file.name}: ends at byte {self.position}")
-            self.position += len(block)
-            self._hash(memoryview(block))
-
-    def _hash(self, block: memoryview) -> None:
-        self.waiting.append(self.thread.submit(self.hash.update, block))
-        if len(self.waiting) > AHEAD:
-            self.waiting.popleft().result()
-
-    def digest(self) -> str:
-        while self.waiting:
-            self.waiting.popleft().result()
-        return self.hash.hexdigest()

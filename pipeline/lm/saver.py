@@ -23,9 +23,9 @@ from pipeline.errors import DivergedError, StorageError, UserError
 from pipeline.files import fsync_folder, read_json, sha256_file, write_json
 from pipeline.lm.contents import FORMAT, TENSORS, Contents, seal
 from pipeline.lm.finite import not_finite
-from pipeline.lm.staging import StagingBuffer, aside, sha256, write_durably
+from pipeline.lm.staging import aside, sha256, write_durably
 from pipeline.lm.state import GROUPS, training_state
-from pipeline.lm.storage import Staged, stage
+from pipeline.lm.storage import Staged, Stager
 from pipeline.steps import MANIFEST, step_name
 
 MARGIN = 16 * 2**20  # bytes to leave free: metrics and events go on being written
@@ -64,7 +64,7 @@ class Saver:
         self.folder, self.about, self.hooks, self.limit = folder, about, hooks, limit
         self.newest: int | None = None  # step of the last save, in flight or on disk
         self.rank, self.world_size = _rank(), _world_size()
-        self.buffer = StagingBuffer()
+        self.stager = Stager()
         self.thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self.started = 0.0
@@ -84,7 +84,7 @@ class Saver:
     def reserve(self, size: int) -> None:
         """Make the buffer ready, in the background, for saves of `size` bytes by this rank."""
         self.wait()
-        self._start(lambda: self.buffer.touch(size))
+        self._start(lambda: self.stager.buffer.touch(size))
 
     def save(self, step: int, model: nn.Module, optimizers: list[Optimizer], progress: dict[str, int]) -> None:
         """Save step-N; all ranks call it. Return when model and optimizers may change again.
@@ -94,7 +94,7 @@ class Saver:
         self.wait()
         started = time.monotonic()
         tensors, groups = training_state(model, optimizers)
-        staged = stage(tensors, self.buffer)
+        staged = self.stager.stage(tensors)
         expected = self.newest is not None  # there are checkpoints in the folder
         self.newest, stall = step, time.monotonic() - started
         values = {"progress": progress, GROUPS: groups}

@@ -11,7 +11,7 @@ import errno
 import hashlib
 import mmap
 import os
-from collections import deque
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -90,8 +90,18 @@ def copy_all(copies: list[tuple[Tensor, Tensor]]) -> None:
         for size in [source.numel() * source.element_size()]
         for start in range(0, size, PIECE)
     ]
-    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-        deque(pool.map(lambda piece: ctypes.memmove(*piece), pieces), maxlen=0)
+
+    def work() -> None:
+        for piece in shared:
+            ctypes.memmove(*piece)  # lets go of the GIL meanwhile
+
+    shared = iter(pieces)  # each thread takes the next one
+    threads = [threading.Thread(target=work) for _ in range(torch.get_num_threads() - 1)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
 
 
 @contextmanager

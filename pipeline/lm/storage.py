@@ -1,7 +1,8 @@
-"""Where torch.distributed.checkpoint (DCP) puts a checkpoint: into memory of ours, one file's worth per rank.
+"""Copy a training state into memory of ours, one file's worth per rank, as torch.distributed.checkpoint (DCP) plans it.
 
-DCP plans: which rank writes which box of which tensor, so that sharded tensors and replicated ones are each written
-once. Its collectives run in the training thread. What follows, writing and renaming, needs none.
+DCP plans which rank writes which box of which tensor, so that sharded tensors and replicated ones are each written
+once. Its collectives run in the training thread, and only when the state has another structure than at the save before:
+planning takes a quarter of the time that copying does. Copying, writing and renaming need no other rank.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.futures import Future
 
 from pipeline.lm.contents import CheckpointError, Chunk, StoredTensor
@@ -42,31 +44,63 @@ class Staged:
     total_bytes: int
 
 
-def stage(tensors: dict[str, Tensor], buffer: StagingBuffer) -> Staged:
-    """Copy this rank's share of `tensors` into the buffer; all ranks call it."""
-    writer = StagingWriter(buffer)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
-    except CheckpointException as error:  # no Exception, and so nothing that our callers would catch
-        raise CheckpointError(f"this state cannot be saved: {error}") from error
-    return writer.staged()
+class Stager:
+    """Stages a state again and again, into one buffer."""
+
+    def __init__(self) -> None:
+        self.buffer = StagingBuffer()
+        self.layout = Layout()
+        self.structure: list[Any] | None = None  # that the layout is for
+        self.count = 0
+
+    def stage(self, tensors: dict[str, Tensor]) -> Staged:
+        """Copy this rank's share of `tensors` into the buffer; all ranks call it, with states of the same structure."""
+        structure = [_structure(name, tensor) for name, tensor in tensors.items()]
+        if structure != self.structure:
+            self.layout, self.structure = _plan(tensors), structure
+        self.count += 1
+        layout, parts = self.layout, []
+        content = self.buffer.take(layout.bytes)
+        copies, former = [], 0
+        for place in layout.places:
+            content[former : place.begin].zero_()  # the same state makes the same file
+            former = place.end
+            if place.end == place.begin:
+                continue
+            source = find_state_dict_object(tensors, place.index).detach()
+            part = content[place.begin : place.end].view(source.dtype).view(source.shape)
+            parts.append((place.index.fqn, part))
+            if source.device.type == "cpu" and source.is_contiguous():
+                copies.append((part, source))
+            else:
+                part.copy_(source, non_blocking=True)
+        content[former:].zero_()
+        copy_all(copies)
+        if has_gpu():
+            torch.cuda.current_stream().synchronize()
+        nonce = f"{layout.nonce}.{self.count}"
+        return Staged(nonce, layout.file, content, parts, layout.tensors, layout.total_bytes)
 
 
-class StagingWriter(StorageWriter):
-    """Copy the planned boxes into a buffer."""
+@dataclass(frozen=True)
+class Place:
+    """Where in the file a box of a tensor lies."""
 
-    def __init__(self, buffer: StagingBuffer) -> None:
-        self.buffer = buffer
-        self.nonce, self.file = "", ""
-        self.content = torch.empty(0, dtype=torch.uint8)
-        self.parts: list[tuple[str, Tensor]] = []
-        self.tensors: dict[str, StoredTensor] = {}
-        self.total_bytes = 0
+    index: MetadataIndex
+    begin: int
+    end: int
 
-    def staged(self) -> Staged:
-        return Staged(self.nonce, self.file, self.content, self.parts, self.tensors, self.total_bytes)
+
+@dataclass
+class Layout(StorageWriter):
+    """What DCP has planned: this rank's file, and on rank 0 all tensors. As a StorageWriter it writes nothing."""
+
+    nonce: str = ""
+    file: str = ""
+    places: list[Place] = dataclasses.field(default_factory=list)
+    bytes: int = 0  # of the file, whole pages
+    tensors: dict[str, StoredTensor] = dataclasses.field(default_factory=dict)
+    total_bytes: int = 0
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -89,43 +123,20 @@ class StagingWriter(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Lay the plan's boxes out in the buffer and copy them."""
+        """Lay the plan's boxes out in this rank's file."""
         self.nonce, self.file = plan.storage_data
-        places, end = [], 0
+        end = 0
         for item in plan.items:
             begin = aligned(end, ALIGNMENT)
             end = begin + _size(item)
-            places.append((item, begin, end))
-        self.content = self.buffer.take(aligned(end, PAGE))
-        results, former, copies = [], 0, []
-        for item, begin, end in places:
-            self.content[former:begin].zero_()  # the same state makes the same file
-            copies += self._copy(item, planner, begin, end)
-            former = end
-            results.append(WriteResult(item.index, end - begin, (self.file, begin)))
-        self.content[former:].zero_()
-        copy_all(copies)
-        if has_gpu():
-            torch.cuda.current_stream().synchronize()
+            self.places.append(Place(item.index, begin, end))
+        self.bytes = aligned(end, PAGE)
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
+        future.set_result([WriteResult(p.index, p.end - p.begin, (self.file, p.begin)) for p in self.places])
         return future
 
-    def _copy(self, item: WriteItem, planner: SavePlanner, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
-        """Begin the copy of a box from a GPU; return that of one in memory, to be made with the others."""
-        source = planner.resolve_data(item)
-        assert isinstance(source, Tensor)
-        if end == begin:
-            return []
-        part = self.content[begin:end].view(source.dtype).view(source.shape)
-        self.parts.append((item.index.fqn, part))
-        if source.device.type == "cpu" and source.is_contiguous():
-            return [(part, source)]
-        part.copy_(source.detach(), non_blocking=True)
-        return []
-
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Describe the whole; called on rank 0 when all ranks have staged."""
+        """Describe the whole; called on rank 0 when all ranks have laid out their files."""
         places = {(r.index.fqn, tuple(r.index.offset or ())): r.storage_data for of_rank in results for r in of_rank}
         for name, stored in metadata.state_dict_metadata.items():
             assert isinstance(stored, dcp.TensorStorageMetadata)
@@ -136,6 +147,23 @@ class StagingWriter(StorageWriter):
             ]
             self.tensors[name] = StoredTensor(stored.properties.dtype, tuple(stored.size), tuple(chunks))
         self.total_bytes = sum(result.size_in_bytes for of_rank in results for result in of_rank)
+
+
+def _plan(tensors: dict[str, Tensor]) -> Layout:
+    """Have DCP plan a save of `tensors`, with the other ranks."""
+    layout = Layout()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.save(tensors, storage_writer=layout, no_dist=not dist.is_initialized())
+    except CheckpointException as error:  # no Exception, and so nothing that our callers would catch
+        raise CheckpointError(f"this state cannot be saved: {error}") from error
+    return layout
+
+
+def _structure(name: str, tensor: Tensor) -> tuple[Any, ...]:
+    """Return what a plan depends on."""
+    return name, tensor.dtype, tensor.shape, getattr(tensor, "placements", None), getattr(tensor, "device_mesh", None)
 
 
 def _size(item: WriteItem) -> int:
