@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE_INDEX = -100
 """A target with this value is not predicted: its loss is 0 and it does not count in the mean."""
 
 Chunk = tuple[Tensor, Any, Any]  # sum of losses, gradients of x and of the weight or None
+
+
+def cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, reduction: Literal["mean", "sum", "none"], z_loss: float
+) -> Tensor:
+    """Return the losses of x (B, T, D) under the head `weight` (V, D): (B x T,) or a scalar; targets (B, T)."""
+    logits = F.linear(x, weight).flatten(0, 1).float()
+    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction)
+    return with_z_loss(loss, logits, targets.flatten(), z_loss) if z_loss else loss
 
 
 def with_z_loss(loss: Tensor, logits: Tensor, targets: Tensor, share: float) -> Tensor:
@@ -23,14 +33,23 @@ def with_z_loss(loss: Tensor, logits: Tensor, targets: Tensor, share: float) -> 
     return loss + (z_loss - z_loss.detach())
 
 
-def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk_size: int, z_loss: float = 0.0) -> Tensor:
+def chunked_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk_size: int,
+    z_loss: float = 0.0,
+    chunk: Callable[..., Chunk] | None = None,
+) -> Tensor:
     """Return the sum of the losses of x (N, D) under the head `weight` (V, D), targets (N,), as a scalar in fp32.
 
     The logits of `chunk_size` tokens exist at once, and their gradient is made beside them: a head of 128k pieces
     over 8,192 tokens would keep 4.2 GB of fp32 logits and as much of gradients until the backward pass. Nothing is
     computed twice. Under autocast the products are made in its format; the weight's gradient is summed up in fp32.
+    `chunk` is chunk_loss, perhaps compiled.
     """
-    return cast(Tensor, _ChunkedCrossEntropy.apply(x, weight, targets, chunk_size, z_loss, _chunk))  # type: ignore[no-untyped-call]
+    arguments = (x, weight, targets, chunk_size, z_loss, chunk or chunk_loss)
+    return cast(Tensor, _ChunkedCrossEntropy.apply(*arguments))  # type: ignore[no-untyped-call]
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -71,7 +90,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return grad_x * gradients[0], grad_weight * gradients[0], None, None, None, None
 
 
-def _chunk(x: Tensor, weight: Tensor, targets: Tensor, z_loss: float, wants_gradients: bool) -> Chunk:
+def chunk_loss(x: Tensor, weight: Tensor, targets: Tensor, z_loss: float, wants_gradients: bool) -> Chunk:
     """Return the losses' sum of x (n, D), and its gradients where they are wanted."""
     logits = (x @ weight.T).float()
     log_z = logits.logsumexp(-1)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from pipeline.lm.loss import IGNORE_INDEX, chunked_cross_entropy, with_z_loss
+from pipeline.lm.loss import chunk_loss, chunked_cross_entropy, cross_entropy
 
 if TYPE_CHECKING:
     from pipeline.config_pretrain import ModelConfig
@@ -154,6 +154,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.vocab_size, self.max_sequence_length = config, vocab_size, max_sequence_length
         self.model = Decoder(config, vocab_size, document_end)
+        self.whole_loss, self.chunk_loss = cross_entropy, chunk_loss  # or what parallel.py has compiled of them
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, vocab_size, bias=False)
 
     def forward(
@@ -175,15 +176,12 @@ class Transformer(nn.Module):
         """
         x = self.model(ids, cache)
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        if targets is not None and chunk_size is not None:
-            return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten(), chunk_size, z_loss)
-        logits = F.linear(x, head)
         if targets is None:
-            return logits
-        logits = logits.flatten(0, 1).float()
-        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction)
-        if z_loss:
-            loss = with_z_loss(loss, logits, targets.flatten(), z_loss)
+            return F.linear(x, head)
+        if chunk_size is not None:
+            hidden = x.flatten(0, 1)
+            return chunked_cross_entropy(hidden, head, targets.flatten(), chunk_size, z_loss, self.chunk_loss)
+        loss = self.whole_loss(x, head, targets, reduction, z_loss)
         return loss.view_as(targets) if reduction == "none" else loss
 
     def new_cache(self, batch_size: int, max_length: int | None = None) -> KVCache:

@@ -43,6 +43,8 @@ def build_model(config: Config, hardware: Hardware, document_end: int | None = N
         )
     for block in model.model.layers:
         prepare_block(block, config.pretrain.activation_checkpointing, compiled=hardware.compile)
+    if hardware.compile:
+        model.whole_loss, model.chunk_loss = torch.compile(model.whole_loss), torch.compile(model.chunk_loss)
     if sharded:
         _shard(model, make_mesh(config, hardware), hardware)
         model.to_empty(device=hardware.device)
