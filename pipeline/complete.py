@@ -5,8 +5,8 @@ from __future__ import annotations
 from pipeline.config import Config
 from pipeline.files import read_json
 from pipeline.run import Run
-from pipeline.scoring import is_scored
 from pipeline.samples import settings_digest
+from pipeline.scoring import is_scored
 
 
 def is_complete(run: Run, config: Config, stage: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return native.c compiled; None on a machine without a C compiler, where torch alone computes."""
     found = build(tmp_path_factory.mktemp("native"))
-    assert found is not None, "the tests need a C compiler: cc, gcc or clang"
+    assert found is not None or not any(map(shutil.which, ("cc", "gcc", "clang")))
     return found
 
 
@@ -85,7 +87,8 @@ def make(size: ModelConfig) -> Transformer:
 
 
 def engines(library: Any, model: Transformer, slots: int, dtype: torch.dtype = torch.float32) -> list[Engine]:
-    return [NativeEngine(library, model, slots, dtype, 1), TorchEngine(copy.deepcopy(model), slots, "cpu", dtype)]
+    native = [NativeEngine(library, model, slots, dtype, 1)] if library else []
+    return [TorchEngine(copy.deepcopy(model), slots, "cpu", dtype), *native]
 
 
 def settings(**changes: Any) -> InferenceConfig:
@@ -119,7 +122,7 @@ def test_engines_compute_what_the_model_computes(library: Any, size: ModelConfig
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_text_is_the_same_at_any_batch_size_and_order(library: Any, tokenizer: Tokenizer, dtype: Any) -> None:
     model, backwards = make(SIZES[0]), list(reversed(PROMPTS[:4] + PROMPTS[5:]))
-    for which in (0, 1):
+    for which in range(2 if library else 1):
         runs = [
             texts(engines(library, model, size, dtype)[which], tokenizer, settings(batch_size=size, max_new_tokens=6))
             for size in (1, 2, 32)
@@ -128,7 +131,9 @@ def test_the_text_is_the_same_at_any_batch_size_and_order(library: Any, tokenize
         assert all([completion.text for completion in run] == first for run in runs)
         assert len(set(first)) == len(first)  # equal prompts too have a seed each
         engine = engines(library, model, 3, dtype)[which]
-        again = {c.prompt: c.text for c in texts(engine, tokenizer, settings(batch_size=3, max_new_tokens=6), backwards)}
+        again = {
+            c.prompt: c.text for c in texts(engine, tokenizer, settings(batch_size=3, max_new_tokens=6), backwards)
+        }
         assert again == {c.prompt: c.text for c in runs[0] if c.number != 4}
 
 
@@ -141,9 +146,9 @@ def test_logits_are_the_same_to_the_bit_whatever_is_computed_beside_them(library
             assert torch.equal(engine.forward([*parts, Part(3, 0, ids[:30])])[-1], alone)
         step = engine.forward([Part(3, 30, ids[30:31])])[0]
         assert torch.equal(engine.forward([Part(5, 7, [4]), Part(3, 30, ids[30:31]), Part(9, 2, [7])])[1], step)
-    threads = [NativeEngine(library, make(SIZES[1]), 2, torch.float32, threads) for threads in (1, 2, 3)]
-    first, *others = [engine.forward([Part(0, 0, ids[:30]), Part(1, 0, ids[:9])]) for engine in threads]
-    assert all(torch.equal(first, other) for other in others)
+    threads = [NativeEngine(library, make(SIZES[1]), 2, torch.float32, n) for n in ((1, 2, 3) if library else ())]
+    several = [engine.forward([Part(0, 0, ids[:30]), Part(1, 0, ids[:9])]) for engine in threads]
+    assert all(torch.equal(several[0], other) for other in several)
 
 
 def test_a_text_never_runs_past_the_context(library: Any, tokenizer: Tokenizer) -> None:
