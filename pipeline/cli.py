@@ -264,6 +264,28 @@ def export(
 
 
 @app.command()
+def generate(
+    run: RunPath,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Of the section inference: temperature=0")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", help="Text to go on from; several are allowed.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Prompts: .jsonl or .txt; - is standard input.")] = None,
+    step: Annotated[int | None, typer.Option("--step", help="Without it: the newest checkpoint.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Let a checkpoint go on from prompts: one as it comes, several as JSON lines."""
+    from pipeline.generate import Wish, elsewhere, generate
+
+    wish = Wish.read(run, overrides or [], prompt or [], file, step, as_json)
+    if (code := pass_on(run, "generate", *elsewhere(wish))) is not None:
+        return code
+    return generate(wish)
+
+
+@app.command()
 def init(
     cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster file.")] = False,
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Without it: cluster.yaml.")] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.config import Config
 from pipeline.files import read_json
 from pipeline.run import Run
+from pipeline.samples import settings_digest
 from pipeline.scoring import is_scored
 
 
@@ -49,4 +50,8 @@ def _evaluate(run: Run, config: Config) -> bool:
 
 
 def _inference(run: Run, config: Config) -> bool:
-    return _pretrain(run, config) and run.samples(config.pretrain.max_steps).is_file()
+    step = config.pretrain.max_steps
+    if not (_pretrain(run, config) and run.samples(step).is_file()):
+        return False
+    made_with = (read_json(run.samples_record(step)) or {}).get("settings")
+    return made_with in (None, settings_digest(config.inference))  # prompts and settings may be changed: then anew

@@ -84,6 +84,8 @@ def _exports(stage: str, config: Config, cluster: Cluster, run: Run) -> dict[str
         exports["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: whatever its name resolves to
     if stage == "pretrain":
         exports["TORCHINDUCTOR_CACHE_DIR"] = str(run.root / "cache" / "inductor")
+    if stage == "inference":
+        exports["GOMP_SPINCOUNT"] = "20000"  # native.c's threads meet often; longer, they would wait for busy cores
     if stage != "tokenize":
         exports["HF_HUB_OFFLINE"] = "1"  # only tokenize may download
     if not slurm:

@@ -11,6 +11,8 @@ from pipeline.errors import StorageError
 from pipeline.files import write_text
 from pipeline.markup import Html, join, tag
 from pipeline.records import (
+    Record,
+    Sample,
     read_metrics,
     read_record,
     read_records,
@@ -45,12 +47,12 @@ def render(run: Run) -> str:
     status, record, metrics = read_status(run), read_record(run.record), read_metrics(run)
     index, verdicts = read_record(run.index), read_verdicts(run)
     curves, over_steps = training_charts(metrics), score_charts(status.scores, status.compressors)
-    drawn = plotly_source() is not None
+    drawn, samples = plotly_source() is not None, read_samples(run)
     sections: list[Section] = [
         ("Scores", parts.scores(status, over_steps if drawn else [])),
         ("Training", parts.training(metrics, curves if drawn else []) if metrics else Html("")),
         ("Time", parts.time_split(status)),
-        ("Samples", parts.samples(read_samples(run))),
+        ("Samples", parts.samples(samples, _samples_record(run, samples))),
         ("Data", parts.data(index)),
         ("Jobs", parts.jobs(status, verdicts, read_records(run.events))),
         ("Config", parts.config(text_of(run.config))),
@@ -67,6 +69,10 @@ def render(run: Run) -> str:
         tag("footer", f"Written {moment(time.time())} from {run.root}. Source of the state: {status.source}."),
     ]
     return _page(run, join(body), [*curves, *over_steps])
+
+
+def _samples_record(run: Run, samples: list[Sample]) -> Record:
+    return read_record(run.samples_record(samples[-1].step)) if samples else {}
 
 
 def _page(run: Run, body: Html, charts: list[Chart]) -> str:

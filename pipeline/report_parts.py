@@ -224,15 +224,35 @@ def _switch(id_: str, label: str, on: bool) -> Html:
     return tag("label", tag("input", type="checkbox", id=id_, **checked), label)
 
 
-def samples(found: list[Sample]) -> Html:
-    """Return the completions of the newest checkpoint, and those before it folded."""
+def samples(found: list[Sample], record: Record) -> Html:
+    """Return the completions of the newest checkpoint with how fast they were made, and those before it folded."""
     steps = [(step, list(group)) for step, group in groupby(found, key=lambda sample: sample.step)]
     if not steps:
         return Html("")
     (step, newest), earlier = steps[-1], steps[:-1]
     note = tag("p", f"What the model of step {step:,} makes of a prompt. The prompt is in colour.", class_="note")
     folded = [details(f"Step {step:,}", *map(_sample, group)) for step, group in reversed(earlier)]
-    return join([note, *map(_sample, newest), *folded])
+    return join([note, _speed(record), *map(_sample, newest), *folded])
+
+
+def _speed(record: Record) -> Html:
+    """Return what was measured while the newest samples were made, and the targets that were reached or missed."""
+    if number(record.get("tokens_per_s")) is None:
+        return Html("")
+    names = {"tokens_per_s": "tokens/s, all prompts together", "first_token_p50": "s to the first token, median"}
+    names |= {
+        "first_token_p95": "s to the first token, 95 %",
+        "token_p50": "s a token, median",
+        "token_p95": "s a token, 95 %",
+    }
+    targets = {str(row.get("target")): row for row in record.get("targets") or [] if isinstance(row, dict)}
+    rows = []
+    for key, name in names.items():
+        target = targets.get(key, {})
+        said = {True: "passed", False: "failed"}.get(target.get("reached"), "not measured" if target else "")  # type: ignore[arg-type]
+        rows.append((name, _digits(record.get(key)), _digits(target.get("wanted")), said))
+    note = f"Measured on the last attempt's {_count(record.get('prompts'))} prompts with {record.get('engine')}."
+    return join([table(("speed", "measured", "target", ""), rows, numbers=(1, 2)), tag("p", note, class_="note")])
 
 
 def _sample(sample: Sample) -> Html:

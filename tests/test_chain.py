@@ -93,6 +93,13 @@ def test_one_command_from_text_to_report_and_again_is_free(pipeline: Pipeline, m
     status = json.loads(pipeline("status", run.root, "--json").stdout)
     assert (status["state"], status["step"], status["max_steps"]) == ("completed", 20, 20)
 
+    shown = pipeline("generate", run.root, "temperature=0", "--prompt", "def ")
+    assert (shown.returncode, shown.stdout[:4]) == (0, "def "), shown.stderr
+    assert pipeline("generate", run.root, "--prompt", "").returncode == 2
+    exported = pipeline("export", run.root)
+    assert (exported.returncode, exported.stdout.strip()) == (0, str(run.export)), exported.stderr
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in run.export.iterdir()}
+
     changed = pipeline("submit", micro, "seed=2", "model.hidden_size=64", "pretrain.time=5", "--cluster", "local")
     assert changed.returncode == 2
     assert "seed" in changed.stderr

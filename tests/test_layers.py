@@ -78,7 +78,8 @@ def test_the_command_line_starts_without_torch(micro: Path) -> None:
 def test_no_word_of_a_shell_is_given_to_the_container() -> None:
     for path in [*(PACKAGE / "lm").glob("*.py"), *(PACKAGE / "stages").glob("*.py")]:
         text = path.read_text(encoding="utf-8")
-        assert "subprocess" not in text, f"{path} starts a process: Slurm's commands are not in the image"
+        if path.name != "native.py":  # calls the C compiler, where there is one
+            assert "subprocess" not in text, f"{path} starts a process: Slurm's commands are not in the image"
 
 
 def test_one_module_calls_slurms_commands() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from example_run import HOSTILE, MAX_STEPS, job, make_run, write_jobs
 
-from pipeline.files import write_text
+from pipeline.files import write_json, write_text
 from pipeline.report import write_report
 from pipeline.report_charts import running_mean, thinned
 from pipeline.run import Run
@@ -46,6 +46,20 @@ def test_hostile_text_is_only_text(run: Run) -> None:
     page = html(run)
     assert HOSTILE not in page
     assert "&lt;script&gt;alert(" in page
+
+
+def test_targets_of_inference_are_passed_or_failed(run: Run) -> None:
+    assert "tokens/s, all prompts" not in html(run)
+    targets = [
+        {"target": "tokens_per_s", "wanted": 100.0, "measured": 88.0, "reached": False},
+        {"target": "first_token_p50", "wanted": 0.5, "measured": 0.25, "reached": True},
+    ]
+    figures = {"tokens_per_s": 88.0, "first_token_p50": 0.25, "first_token_p95": 0.5, "prompts": 2, "engine": "torch"}
+    write_json(run.samples_record(MAX_STEPS), figures | {"targets": targets})
+    cells = re.findall(r"<td[^>]*>([^<]*)", own_part(html(run)))
+    at = cells.index("tokens/s, all prompts together")
+    assert cells[at : at + 4] == ["tokens/s, all prompts together", "88", "100", "failed"]
+    assert cells[at + 4 : at + 8] == ["s to the first token, median", "0.25", "0.5", "passed"]
 
 
 def test_ids_are_unique(run: Run) -> None:

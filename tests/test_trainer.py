@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pipeline import sizes
 from pipeline.config import Config
@@ -89,6 +90,21 @@ def test_three_resumes_are_bitwise_an_uninterrupted_run(tmp_path: Path, optimize
     assert curve(tmp_path / "run") == curve(tmp_path / "twin")
     for a, b in zip(twin.stepper.model.parameters(), last.stepper.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_training_begins_with_the_weights_of_a_folder_and_then_goes_on_from_checkpoints(tmp_path: Path) -> None:
+    first = trainer(tmp_path / "first", config())
+    first.train()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(first.stepper.model.state_dict(), folder / "model.safetensors")
+    wanted = config(init_from=str(folder), max_steps=6)
+    begun = trainer(tmp_path / "run", wanted, stop_after=0)
+    begun.train()
+    for a, b in zip(first.stepper.model.parameters(), begun.stepper.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    (folder / "model.safetensors").unlink()  # what has begun needs it no more
+    assert trainer(tmp_path / "run", wanted).train().step == 6
 
 
 def test_a_stop_saves_the_step_it_has_reached(tmp_path: Path) -> None:

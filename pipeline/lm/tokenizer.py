@@ -167,6 +167,15 @@ class Tokenizer:
         text: str = self._processor.decode(array.tolist())
         return text
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of text that an id stands for, none for a special token."""
+        if self._processor.is_byte(token):
+            return bytes([int(self._processor.id_to_piece(token)[3:-1], 16)])  # <0x41>
+        if self._processor.is_control(token):
+            return b""
+        piece: str = self._processor.id_to_piece(token)
+        return (" \u2047 " if self._processor.is_unknown(token) else piece.replace("\u2581", " ")).encode()
+
     def is_exact(self) -> bool:
         """Say whether a text of hard cases comes back as it was; false for models that normalise."""
         return self.decode(self.encode(_PROBE)) == _PROBE

@@ -13,6 +13,7 @@ from pipeline.files import write_json
 from pipeline.lm.checkpoint import load_weights
 from pipeline.lm.export import export_model
 from pipeline.lm.model import Transformer
+from pipeline.lm.origin import check_tokenizer
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.run import Run
 
@@ -23,7 +24,8 @@ def export(run: Run, step: int, precision: str) -> list[str]:
     config = load_run_config(run.config)
     tokenizer = Tokenizer(run.tokenizer)
     model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
-    load_weights(run.checkpoint(step), model)
+    checkpoint = run.checkpoint(step)
+    check_tokenizer(checkpoint, load_weights(checkpoint, model), tokenizer.fingerprint)
     fresh, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)

@@ -7,59 +7,85 @@ from pipeline.stages import early  # noqa: F401 - first: signals are taken while
 # isort: split
 import json
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import NotReadyError
-from pipeline.files import read_json, write_text
-from pipeline.lm.checkpoint import load_weights
-from pipeline.lm.generation import complete
+from pipeline.files import append_line, read_json, read_lines, write_json, write_text
+from pipeline.lm.generation import Completion, Generator, make_requests
 from pipeline.lm.hardware import choose_hardware, start_ranks
-from pipeline.lm.model import Transformer
-from pipeline.lm.origin import check_tokenizer
-from pipeline.lm.tokenizer import Tokenizer
+from pipeline.lm.serving import Served, open_model
 from pipeline.run import Run
-from pipeline.stages.main import Attempt, poll, run_stage
+from pipeline.samples import compare, measured, prompts_of, settings_digest
+from pipeline.stages.main import Attempt, fence, poll, run_stage
+
+LINE = ("prompt", "completion", "finish_reason", "tokens", "seconds")
 
 
 def inference(run: Run, config: Config, attempt: Attempt) -> int:
-    """Write samples/step-N.jsonl, one line per prompt; return the step."""
+    """Write samples/step-N.jsonl, one line per prompt in their order, and what was measured; return the step.
+
+    Each text is kept as soon as it ends, so a killed attempt costs those under way: the next goes on with the others.
+    """
     steps = run.checkpoint_steps()
     if not steps:
         raise NotReadyError(f"{run.checkpoints}: no checkpoint to sample from yet; pretrain writes the first one")
+    step = steps[-1]
     hardware = choose_hardware(config, (read_json(run.record) or {}).get("hardware"))
     start_ranks(hardware)
-    tokenizer = Tokenizer(run.tokenizer)
-    model = Transformer(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
-    check_tokenizer(run.checkpoint(steps[-1]), load_weights(run.checkpoint(steps[-1]), model), tokenizer.fingerprint)
-    model.to(hardware.device).eval()
-    lines = [
-        json.dumps(_sample(model, tokenizer, config, prompt, number, lambda: poll(run, attempt)), ensure_ascii=False)
-        for number, prompt in enumerate(config.inference.prompts)
-    ]
-    write_text(run.samples(steps[-1]), "\n".join(lines) + "\n")
-    return steps[-1]
+    served = open_model(run.checkpoint(step), run.tokenizer, config, hardware, run.root / "cache")
+    settings = {"settings": settings_digest(config.inference), "checkpoint": served.checkpoint, "weights": served.dtype}
+    finished = _begin(run, step, settings)
+    prompts = prompts_of(config.inference)
+    requests = make_requests(prompts, served.tokenizer, config.inference, served.context, "inference.prompts")
+    generator = Generator(
+        served.engine, served.tokenizer, config.inference, served.context, poll=lambda: poll(run, attempt)
+    )
+    for completion in generator.run([request for request in requests if request.number not in finished]):
+        finished[completion.number] = record = _record(completion)
+        append_line(run.samples_begun(step), record, lambda: fence(run, attempt))
+        print(f"{completion.tokens} tokens in {completion.seconds:.1f} s after {completion.prompt!r}")
+    lines = [{key: finished[request.number][key] for key in LINE} for request in requests]
+    fence(run, attempt)
+    _write_record(run, step, config, settings, served, generator)
+    write_text(run.samples(step), "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    run.samples_begun(step).unlink(missing_ok=True)
+    return step
 
 
-def _sample(
-    model: Transformer, tokenizer: Tokenizer, config: Config, prompt: str, number: int, poll: Callable[[], None]
-) -> dict[str, Any]:
-    """Complete one prompt; each has a seed of its own, so that its text does not depend on the others."""
-    started = time.monotonic()
-    ids = tokenizer.encode(prompt).tolist()
-    result = complete(model, ids, config.inference, tokenizer.eos_id, config.inference.seed + number, poll)
-    text = tokenizer.decode(ids + result.ids)[len(tokenizer.decode(ids)) :]
-    seconds = time.monotonic() - started
-    print(f"{len(result.ids)} tokens in {seconds:.1f} s after {prompt!r}")
+def _begin(run: Run, step: int, settings: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return what an earlier attempt has finished with these very settings; with others it is made anew."""
+    path = run.samples_begun(step)
+    lines = read_lines(path)
+    if lines and lines[0] == settings:
+        return {line["number"]: line for line in lines[1:]}
+    write_text(path, json.dumps(settings) + "\n")
+    return {}
+
+
+def _record(completion: Completion) -> dict[str, Any]:
     return {
-        "prompt": prompt,
-        "completion": text,
-        "finish_reason": result.finish_reason,
-        "tokens": len(result.ids),
-        "seconds": round(seconds, 3),
+        "number": completion.number,
+        "prompt": completion.prompt,
+        "completion": completion.text,
+        "finish_reason": completion.finish_reason,
+        "tokens": completion.tokens,
+        "seconds": round(completion.seconds, 3),
     }
+
+
+def _write_record(
+    run: Run, step: int, config: Config, settings: dict[str, Any], served: Served, generator: Generator
+) -> None:
+    """Tell what the samples were made with, how fast, and which targets were reached."""
+    speed = generator.speed
+    figures = measured(speed.tokens, speed.seconds, speed.first_token, speed.between)
+    targets = compare(figures, config.inference)
+    about = {"engine": served.about, "batch_size": config.inference.batch_size, "prompts": len(speed.first_token)}
+    write_json(run.samples_record(step), settings | about | figures | {"targets": targets})
+    for target in targets:
+        said = {True: "reached", False: "missed", None: "not measured"}[target["reached"]]
+        print(f"target {target['target']}: {said}, {target['measured']} measured, {target['wanted']} wanted")
 
 
 if __name__ == "__main__":
