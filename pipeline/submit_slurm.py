@@ -202,7 +202,14 @@ def submit_chain(
 ) -> int:
     """Submit the whole chain and say how to watch it. The caller owns control/scheduler.json."""
     submission = Submission(run, config, cluster, plan, cluster.slurm(), is_new=is_new)
-    submitted = submission.submit(lambda text: console.print(text, highlight=False, soft_wrap=True))
+
+    def told(text: str) -> None:
+        try:
+            console.print(text, highlight=False, soft_wrap=True)
+        except (BrokenPipeError, SystemExit):  # the latter is rich's: a reader that has seen enough (| head) ...
+            console.quiet = True  # ... is no reason to leave the chain half submitted
+
+    submitted = submission.submit(told)
     if submitted:
         run.event("submit", jobs={name: submission.ids[name] for name in submitted})
     for stage, exclusion in submission.exclusions.items():
