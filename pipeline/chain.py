@@ -136,14 +136,16 @@ def _load(path: Path, overrides: list[str], where: Callable[[Run], Cluster]) -> 
     return load_config(path, overrides, resolve=resolve)
 
 
-def submit(request: Request, console: Console, *, yes: bool = False, resume: bool = False) -> int:
+def submit(
+    request: Request, console: Console, *, yes: bool = False, resume: bool = False, as_json: bool = False
+) -> int:
     """Make the Run's folder and run what is missing: here, with a report at the end, or by handing it to Slurm.
 
-    `resume` takes back a person's stop.
+    `resume` takes back a person's stop. `as_json`: where the Run is elsewhere, its status is printed there as JSON.
     """
     run, config, plan = request.run, request.config, request.plan
     if request.there:
-        return _submit_elsewhere(request, request.there, yes, resume)
+        return _submit_elsewhere(request, request.there, resume, ["--yes"] * yes + ["--json"] * as_json)
     if resume:
         run.stop.unlink(missing_ok=True)
     if request.cluster.scheduler == "slurm":
@@ -165,11 +167,11 @@ def submit(request: Request, console: Console, *, yes: bool = False, resume: boo
     return code
 
 
-def _submit_elsewhere(request: Request, there: There, yes: bool, resume: bool) -> int:
+def _submit_elsewhere(request: Request, there: There, resume: bool, words: list[str]) -> int:
     """Have the same submitted where the Run is."""
     there.keep_pointer(request.config)
     undo = there.run.stop if resume else None
-    return there.submit(request.config, "submit", request.only_word, "--yes" if yes else "", undo=undo)
+    return there.submit(request.config, "submit", request.only_word, *words, undo=undo)
 
 
 def _submit_to_slurm(request: Request, console: Console, yes: bool) -> int:

@@ -6,13 +6,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from pipeline import __version__
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
+
+if TYPE_CHECKING:
+    from pipeline.run import Run
 
 app = typer.Typer(
     add_completion=False,
@@ -34,6 +37,7 @@ ClusterName = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Submit without asking, whatever it may cost.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AfterJson = Annotated[bool, typer.Option("--json", help="Print what `status --json` does afterwards.")]
 
 
 def main() -> None:
@@ -92,6 +96,7 @@ def submit(
     only: Annotated[str | None, typer.Option("--only", metavar="STAGE", help="Run this one stage.")] = None,
     test: Annotated[bool, typer.Option("--test", help="Ask Slurm whether it would take each Job; queue none.")] = False,
     yes: Yes = False,
+    as_json: AfterJson = False,
 ) -> int:
     """Run the whole chain of a config, or what is missing of a Run: here, or as Jobs of a Slurm cluster."""
     from pipeline import chain
@@ -101,7 +106,8 @@ def submit(
         return chain.show_plan(request, Console(highlight=False))
     if test:
         return chain.test_plan(request, Console(highlight=False))
-    return chain.submit(request, talk, yes=yes)
+    code = chain.submit(request, talk, yes=yes, as_json=as_json)
+    return _as_json(request.run, code) if as_json and request.there is None else code
 
 
 @app.command()
@@ -176,32 +182,44 @@ def window(run: RunPath, as_json: Json = False) -> int:
 
 
 @app.command()
-def stop(run: RunPath) -> int:
+def stop(run: RunPath, as_json: AfterJson = False) -> int:
     """End a Run cleanly at its next step; `resume` goes on."""
-    return _control("stop", run)
+    return _control("stop", run, as_json)
 
 
 @app.command()
-def cancel(run: RunPath) -> int:
+def cancel(run: RunPath, as_json: AfterJson = False) -> int:
     """End a Run at once: all its Jobs are cancelled, those that wait for others first; `resume` goes on."""
-    return _control("cancel", run)
+    return _control("cancel", run, as_json)
 
 
 @app.command()
-def save(run: RunPath) -> int:
+def save(run: RunPath, as_json: AfterJson = False) -> int:
     """Have a Run that trains save a checkpoint at its next step, and go on."""
-    return _control("save", run)
+    return _control("save", run, as_json)
 
 
-def _control(verb: str, run: Path) -> int:
+def _control(verb: str, run: Path, as_json: bool) -> int:
     """Ask something of a Run, wherever it is."""
-    if (code := pass_on(run, verb)) is not None:
+    if (code := pass_on(run, verb, "--json" if as_json else "")) is not None:
         return code
     from pipeline import control
     from pipeline.run import Run
 
-    print({"stop": control.stop, "cancel": control.cancel, "save": control.save}[verb](Run.open(run)))
+    told = {"stop": control.stop, "cancel": control.cancel, "save": control.save}[verb](Run.open(run))
+    if as_json:
+        talk.print(told, markup=False, soft_wrap=True)
+        return _as_json(Run.open(run), EXIT_DONE)
+    print(told)
     return EXIT_DONE
+
+
+def _as_json(run: Run, code: int) -> int:
+    """Print what `status --json` does, as the one thing on stdout; return the verb's own exit code."""
+    from pipeline.status import read_status
+
+    emit(json.dumps(read_status(run).to_json(), indent=2))
+    return code
 
 
 @app.command()
@@ -210,6 +228,7 @@ def resume(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key.path=value ...]")] = None,
     cluster: ClusterName = None,
     yes: Yes = False,
+    as_json: AfterJson = False,
 ) -> int:
     """Run what is missing of a Run, where it ran before; takes back a `stop`."""
     from pipeline import chain
@@ -218,7 +237,8 @@ def resume(
     found = Run.open(run)
     place = cluster if cluster is not None or found.cluster.is_file() else "local"
     request = chain.request([str(found.root), *(overrides or [])], place, None)
-    return chain.submit(request, talk, yes=yes, resume=True)
+    code = chain.submit(request, talk, yes=yes, resume=True, as_json=as_json)
+    return _as_json(request.run, code) if as_json and request.there is None else code
 
 
 @app.command()

@@ -18,8 +18,10 @@ def stop(run: Run) -> str:
     """Ask a Run to save and end; Jobs of ours that wait are cancelled, others see the file when they start."""
     _touch(run, "stop")
     run.event("stop wanted", user=os.environ.get("USER", str(os.getuid())))
-    told = f"{run.name} saves and stops at its next step."
-    if waiting := [job.job_id for job in read_state(run).jobs if job.state == "pending"] if _on_slurm(run) else []:
+    status = read_state(run)
+    running = status.state == "running" or not _on_slurm(run)
+    told = f"{run.name} saves and stops at its next step." if running else f"{run.name}: none of its Jobs runs."
+    if waiting := [job.job_id for job in status.jobs if job.state == "pending"] if _on_slurm(run) else []:
         try:
             read_cluster(run).slurm().cancel(waiting[::-1])
             told += f" Cancelled what waited: {', '.join(waiting)}."

@@ -31,6 +31,8 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 # Walks up to the folder that is there, and says what it is: free of anything that a name could be taken for.
 LOOK = 'p=$1; while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done; stat -f -c %T -- "$p"; test -w "$p" && test -d "$p"'
+STAGE_MODULES = ("torch", "sentencepiece", "numpy")
+FIND_MODULES = "import sys, importlib.util as u; print(*[name for name in sys.argv[1:] if u.find_spec(name) is None])"
 RUN_PYTHON = 'exec "$1" -c "import sys, $2; print(*sys.version_info[:2])"'
 
 
@@ -256,7 +258,7 @@ def _container(patient: Patient) -> Iterator[Check]:
     if patient.slurm.srun_knows("container-image"):
         yield Check("containers", "ok", "srun knows --container-image")
     elif patient.cluster.image:
-        advice = "ask an administrator for Pyxis, or remove image and name a python that has the packages"
+        advice = "have Pyxis installed, or remove image and give python, an interpreter that all nodes see"
         yield Check("containers", "fail", "srun has no --container-image (Pyxis), and image is set", advice)
     else:
         yield Check("containers", "ok", "srun has no --container-image (Pyxis): stages cannot run in an image")
@@ -264,14 +266,16 @@ def _container(patient: Patient) -> Iterator[Check]:
 
 def _paths(cluster: Cluster, config: Config | None, slurm: Slurm) -> Iterator[Check]:
     """Look at interpreters and folders as they are where Slurm's commands run."""
-    for key in ("host_python",) if cluster.image else ("python", "host_python"):  # in an image it is the image's own
+    if cluster.image:
+        yield _image(cluster.image, slurm)
+    for key in ("python", "host_python") if not cluster.image else ("host_python",):  # the other is in the image
         path = getattr(cluster, key)
         answer = slurm.ask(["sh", "-c", RUN_PYTHON, "sh", path, _modules(key, cluster)])
         version = answer.output.split()
         if answer.code == 0 and len(version) == 2:
             found = f"{path}, Python {'.'.join(version)}"
             if (int(version[0]), int(version[1])) >= (3, 11):
-                yield Check(key, "ok", found)
+                yield _stage_packages(path, found, slurm) if key == "python" else Check(key, "ok", found)
             else:
                 yield Check(key, "fail", found, "Python 3.11 or newer is needed")
         else:
@@ -289,6 +293,23 @@ def _paths(cluster: Cluster, config: Config | None, slurm: Slurm) -> Iterator[Ch
     for key, folder in folders.items():
         if folder:
             yield _folder(key, folder, slurm)
+
+
+def _image(image: str, slurm: Slurm) -> Check:
+    if not image.startswith("/"):
+        return Check("image", "ok", f"{image}: fetched by Pyxis from its registry")
+    if slurm.ask(["sh", "-c", 'test -f "$1" && test -r "$1"', "sh", image]).code == 0:
+        return Check("image", "ok", image)
+    return Check("image", "fail", f"{image}: no such file that you may read", "mend image, or build one: nox -s image")
+
+
+def _stage_packages(path: str, found: str, slurm: Slurm) -> Check:
+    """Look for what stages import, without importing it: torch takes seconds, and may want a GPU."""
+    missing = slurm.ask([path, "-c", FIND_MODULES, *STAGE_MODULES], 60).output.split()
+    if missing:
+        advice = "stages would end at once; install them there (pip install '.[train]'), name another, or set image"
+        return Check("python", "fail", f"{found}, has no {', '.join(missing)}", advice)
+    return Check("python", "ok", f"{found}, with torch")
 
 
 def _modules(key: str, cluster: Cluster) -> str:

@@ -219,7 +219,14 @@ def submit_chain(
     slurm = cluster.slurm()
     check_pyxis(cluster, slurm)
     submission = Submission(run, config, cluster, plan, slurm, is_new=is_new)
-    submitted = submission.submit(lambda text: console.print(text, highlight=False, soft_wrap=True))
+
+    def told(text: str) -> None:
+        try:
+            console.print(text, highlight=False, soft_wrap=True)
+        except (BrokenPipeError, SystemExit):  # the latter is rich's: a reader that has seen enough (| head) ...
+            console.quiet = True  # ... is no reason to leave the chain half submitted
+
+    submitted = submission.submit(told)
     if submitted:
         run.event("submit", jobs={name: submission.ids[name] for name in submitted})
     for stage, exclusion in submission.exclusions.items():

@@ -158,6 +158,7 @@ def test_sbatch_itself_is_asked_with_the_options_of_a_job() -> None:
         ({"sbatch": {"account": "other"}}, {}, "account", "other; yours: team-a, team-b", "mend account"),
         ({"signal_lead": 300}, {"pretrain": {"time": 10}}, "time to save", "pretrain.time 0-00:10:00", "lower signal_lead"),
         ({"python": "/nowhere/python"}, {}, "python", "/nowhere/python", "write python in the cluster file"),
+        ({"image": "/nowhere/train.sqsh"}, {}, "image", "no such file", "nox -s image"),
         ({"state_dir": "/etc/passwd/state"}, {}, "state_dir", "you may not write there", "choose another folder"),
     ],
 )  # fmt: skip
@@ -212,6 +213,24 @@ def test_without_accounting_that_is_no_failure(slurm: Fake) -> None:
     slurm("sacctmgr", "exit 1")
     assert checks(cluster()) == {}
     assert calls("sacctmgr") == []
+
+
+@pytest.mark.usefixtures("slurm")
+def test_an_interpreter_without_what_stages_import_is_found(tmp_path: Path) -> None:
+    python = tmp_path / "python"  # knows what the job scripts need, and no torch
+    python.write_text(f'#!/bin/sh\ncase $2 in *find_spec*) echo torch;; *) exec {sys.executable} "$@";; esac\n')
+    python.chmod(0o755)
+    check = checks(cluster(python=str(python)))["python"]
+    assert (check.state, check.found.endswith("has no torch")) == ("fail", True)
+    assert "pip install '.[train]'" in check.remedy
+
+
+def test_an_image_needs_pyxis_and_its_interpreter_is_not_looked_for_outside(slurm: Fake, tmp_path: Path) -> None:
+    image = tmp_path / "train.sqsh"
+    image.touch()
+    assert checks(cluster(image=str(image), python="/only/in/the/image")) == {}
+    slurm("srun", "[[ $1 = --version ]] && { echo 'slurm 23.11.4'; exit; }\necho '      --help'")
+    assert checks(cluster(image=str(image)))["containers"].state == "fail"
 
 
 @pytest.mark.usefixtures("slurm")

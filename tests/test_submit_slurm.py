@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import environment
 from slurm_site import CLUSTER, Pipeline, Site
 
 from pipeline.files import read_json
@@ -132,6 +134,25 @@ def test_stop_cancels_what_waits_and_leaves_a_word_for_what_runs(site: Site) -> 
     assert stopped.returncode == 0, stopped.stderr
     assert site.run.stop.is_file()
     assert [job["state"] for job in site.queue.values()] == ["RUNNING", "CANCELLED", "CANCELLED", "CANCELLED"]
+    assert "saves and stops at its next step" in stopped.stdout
+    site.set("tokenize", "COMPLETED")
+    assert "none of its Jobs runs" in site.verb("stop", site.run.root).stdout
+
+
+def test_verbs_tell_a_program_what_status_tells(site: Site) -> None:
+    submitted = json.loads(site.submit("--json").stdout)
+    assert [job["state"] for job in submitted["jobs"]] == ["pending"] * 4
+    stopped = site.verb("stop", site.run.root, "--json")
+    assert json.loads(stopped.stdout)["state"] == "stopped"
+    assert "Cancelled what waited" in stopped.stderr
+    assert json.loads(site.verb("resume", site.run.root, "--json").stdout)["state"] == "pending"
+
+
+def test_a_reader_that_has_seen_enough_leaves_no_chain_half_submitted(site: Site) -> None:
+    line = f"{sys.executable} -m pipeline submit {site.micro} --cluster {site.cluster} 2>&1 | head -n 1"
+    folder = site.run.root.parent.parent
+    subprocess.run(["bash", "-c", line], env=environment(**site.changes), cwd=folder, check=True, timeout=60)
+    assert len(site.queue) == 4
 
 
 def test_cancel_takes_dependants_first(site: Site) -> None:
