@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ from pipeline.nvidia_smi import Gpu
 from pipeline.preflight import Finding, IbDevice, NodeRecord, Wanted
 from pipeline.units import size
 
+MODEL = re.compile(r"[a-z]{1,3}[0-9]{1,4}(?![a-z0-9])")  # of a GPU: h100, a100_1g.5gb, l40, gh200; no other word
 BUSY_MIB = 1024  # what an idle driver holds is below that
 SHM_BYTES_PER_RANK = 128 << 20  # NCCL's guide gives a container of eight ranks 1 GB
 MEMLOCK_ERROR, MEMLOCK_WARNING = 64 << 20, 4 << 30  # InfiniBand's buffers are locked in memory
@@ -65,6 +67,19 @@ def _devices(node: NodeRecord, wanted: Wanted) -> str | None:
     gres = f" (GRES registered: {wanted.gres[node.node]})" if node.node in wanted.gres else ""
     seen = f"torch sees {len(node.gpus)} GPUs" if node.cuda else "torch.cuda.is_available() is False"
     return f"{seen}, but {wanted.gpus_per_node} are asked for{gres}"
+
+
+def _kind(node: NodeRecord, wanted: Wanted) -> str | None:
+    """Compare the GPUs' names with the types that Slurm has registered, as far as those look like a model: h100."""
+    kinds = [gpus.kind for gpus in gpus_in(wanted.gres.get(node.node, ""))]
+    models = [MODEL.match(kind.lower()) for kind in kinds]
+    if not node.gpus or not models or not all(models):
+        return None
+    names = {name: re.sub(r"[^a-z0-9]", "", name.lower()) for name in node.gpus}
+    strange = [name for name, plain in names.items() if not any(model and model[0] in plain for model in models)]
+    if not strange:
+        return None
+    return f"its GPUs are {', '.join(strange)}, and Slurm has registered {wanted.gres[node.node]}"
 
 
 def _visible(node: NodeRecord) -> list[Gpu]:
@@ -191,6 +206,7 @@ RULES = [
     NodeRule("error", _smi, "have the node's driver looked at, or the container's mount of it", site=True),
     NodeRule("error", _registered, "ask for fewer GPUs, or for another partition", site=True),
     NodeRule("error", _devices, "ask for the GPUs that are there, or have the node drained and looked at"),
+    NodeRule("warning", _kind, "have gres.conf looked at, or ask for another gpu_type"),
     NodeRule("error", _fault, DRAIN),
     NodeRule("error", _ecc, DRAIN),
     NodeRule("error", _hardware_slowdown, "have cooling and power of the node looked at"),

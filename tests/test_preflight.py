@@ -227,6 +227,24 @@ def test_too_few_gpus_are_told_with_what_slurm_has_registered() -> None:
     assert "n2: 8 GPUs are asked for, but Slurm has registered gpu:h100:4" in causes(report)[1]
 
 
+@pytest.mark.parametrize(
+    ("gres", "name", "told"),
+    [
+        ("gpu:a100:1", "NVIDIA H100 80GB HBM3", True),
+        ("gpu:h100:1", "NVIDIA H100 80GB HBM3", False),
+        ("gpu:a100_1g.5gb:1", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", False),
+        ("gpu:h100:1,gpu:a100:1", "NVIDIA A100 80GB PCIe", False),
+        ("gpu:volta:1", "Tesla V100", False),  # a site's own word
+        ("gpu:1", "NVIDIA H100 80GB HBM3", False),
+    ],
+)
+def test_gpus_that_are_others_than_slurm_has_registered_are_a_warning(gres: str, name: str, told: bool) -> None:
+    report = judge([node("n1", gpus=[name]), node("n2", 1)], [rank(0), rank(1, "n2")], wanted(gres={"n1": gres}))
+    expected = f"n1: its GPUs are {name}, and Slurm has registered {gres}"
+    assert [(finding.level, finding.node) for finding in report.findings] == [("warning", "n1")] * told
+    assert all(expected in cause for cause in causes(report))
+
+
 def test_what_all_nodes_have_is_nobody_s_fault() -> None:
     full = {"free_bytes": GIB}
     report = judge([node("n1", **full), node("n2", 1, **full)], [rank(0), rank(1, "n2")], wanted())
