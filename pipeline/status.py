@@ -12,7 +12,7 @@ from pipeline.config import Config
 from pipeline.goodput import Split, read_split
 from pipeline.hints import command
 from pipeline.owner import is_alive
-from pipeline.plan import STAGES
+from pipeline.plan import MOST_SEGMENTS, STAGES
 from pipeline.records import (
     Record,
     Score,
@@ -204,7 +204,19 @@ def _slurm_jobs(run: Run, record: Record) -> tuple[list[JobStatus], str]:
                 str(entry.get("phase") or ""),
             )
         )  # fmt: skip
-    return jobs, source
+    return _explain_left_over(jobs), source
+
+
+def _explain_left_over(jobs: list[JobStatus]) -> list[JobStatus]:
+    """Say of Segments that were cancelled because training was complete before them that nothing is amiss."""
+    segments = [job for job in jobs if job.stage == "pretrain" and job.segment]
+    last = min((job.segment for job in segments if job.state == "completed"), default=MOST_SEGMENTS)
+    return [
+        replace(job, reason="not needed: training was complete before it")
+        if job in segments and job.segment > last and job.state == "stopped" and job.attempt is None
+        else job
+        for job in jobs
+    ]
 
 
 def _evaluations(run: Run) -> list[Record]:

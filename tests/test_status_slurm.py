@@ -113,6 +113,16 @@ def test_bad_nodes_are_named_with_reason_and_expiry(site: Site) -> None:
     assert (node["name"], node["reason"]) == ("n7", "ECC errors")
 
 
+def test_segments_left_over_are_no_failure(site: Site) -> None:
+    site.submit("pretrain.segments=3")
+    names = site.by_name()
+    end(site.run, names["pretrain-1"]["id"], 0, "complete")
+    site.set("pretrain-1", "COMPLETED")
+    for name in ("pretrain-2", "pretrain-3"):
+        site.set(name, "CANCELLED")
+    assert sum("not needed: training was complete before it" in line for line in lines(site)) == 2
+
+
 def test_time_left_of_one_that_waits_is_that_of_training(site: Site) -> None:
     site.submit()
     for row in STEPS:
