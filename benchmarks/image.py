@@ -30,6 +30,7 @@ OPTIONS = {
     "zstd 3": "-comp zstd -Xcompression-level 3",
     "zstd 3, 256K": "-comp zstd -Xcompression-level 3 -b 256K",
     "zstd 3, 1M": "-comp zstd -Xcompression-level 3 -b 1M",
+    "zstd 3 -noD": "-comp zstd -Xcompression-level 3 -noD",
     "zstd 9": "-comp zstd -Xcompression-level 9",
 }
 IMPORT = ["python3", "-c", "import torch"]

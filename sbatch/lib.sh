@@ -55,8 +55,9 @@ enter_allocation() {
     PIPELINE_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
     # What Slurm has registered for the nodes, for preflight to compare with what is there.
     sinfo -n "$SLURM_JOB_NODELIST" -o "%20N %10c %10m %25f %G" >"$run/attempts/$JOB_ID.$ATTEMPT.sinfo" 2>/dev/null || true
-    # What a job around this one may have asked for must not reach the steps.
+    # What a job around this one may have asked for, or a person's shell of Pyxis, must not reach the steps.
     SLURM_EXPORT_ENV=ALL
+    unset "${!PYXIS_CONTAINER_@}"
     export MASTER_ADDR MASTER_PORT PIPELINE_NODES SLURM_EXPORT_ENV
 }
 

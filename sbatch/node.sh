@@ -3,6 +3,7 @@
 # Only here is the node's number known: in the batch shell SLURM_NODEID is 0 for all.
 set -euo pipefail
 
+ulimit -S -c 0 # a core file would hold the secrets of the environment; slurmd's own limit is often none
 torchrun=()
 while [[ $1 != -- ]]; do
     torchrun+=("$1")

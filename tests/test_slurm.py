@@ -209,6 +209,7 @@ def test_sl_05_b39_no_command_sees_what_a_parent_job_or_a_shell_has_set(
     foreign = {
         "SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "2000", "SBATCH_PARTITION": "debug", "SLURM_EXPORT_ENV": "NONE",
         "SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "PD", "SACCT_FORMAT": "x", "PMI_RANK": "1", "PMIX_X": "1",
+        "PYXIS_CONTAINER_IMAGE": "x",
     }  # fmt: skip
     for name, value in {**foreign, "SLURM_CONF": "/etc/ours.conf", "HOME": "/home/x", "LC_ALL": "de_DE"}.items():
         monkeypatch.setenv(name, value)

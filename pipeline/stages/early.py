@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -99,6 +100,11 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def leave_no_core() -> None:
+    """Write no core file: it would hold the secrets of the environment, and lie in the Run, as large as the rank."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
 SIGNALS = Signals()
 
 # Only in a process that is a stage: a test that imports one keeps its own handlers.
@@ -106,3 +112,4 @@ _main = getattr(sys.modules.get("__main__"), "__spec__", None)
 if _main is not None and str(_main.name).startswith("pipeline.stages."):
     SIGNALS.install()
     die_with_parent()
+    leave_no_core()
