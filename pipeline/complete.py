@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline.config import Config
 from pipeline.files import read_json
 from pipeline.run import Run
@@ -53,5 +55,7 @@ def _inference(run: Run, config: Config) -> bool:
     step = config.pretrain.max_steps
     if not (_pretrain(run, config) and run.samples(step).is_file()):
         return False
+    if config.inference.prompts_file and not Path(config.inference.prompts_file).is_file():
+        return True  # what was made of it stays
     made_with = (read_json(run.samples_record(step)) or {}).get("settings")
     return made_with in (None, settings_digest(config.inference))  # prompts and settings may be changed: then anew
