@@ -83,7 +83,7 @@ def _exports(stage: str, config: Config, cluster: Cluster, run: Run) -> dict[str
     if several and not slurm:
         exports["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: whatever its name resolves to
     if stage == "pretrain":
-        exports["TORCHINDUCTOR_CACHE_DIR"] = str(run.root / "cache" / "inductor")
+        exports["TORCHINDUCTOR_CACHE_DIR"] = str(run.compile_cache)
     if stage == "inference":
         exports["GOMP_SPINCOUNT"] = "20000"  # native.c's threads meet often; longer, they would wait for busy cores
     if stage != "tokenize":

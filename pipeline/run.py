@@ -107,6 +107,11 @@ class Run:
         return self.root / "metrics.jsonl"
 
     @property
+    def compile_cache(self) -> Path:
+        """What torch.compile has made, so that the next attempt need not."""
+        return self.root / "cache" / "inductor"
+
+    @property
     def sinks(self) -> Path:
         """Hold what TensorBoard and W&B read."""
         return self.root / "sinks"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from pipeline.lm.trainer import Files, Trainer
 STEPS = 8
 
 
-def trainer(folder: Path, parallel: str, stop_after: int | None = None, on_node: int = 0, **keys: Any) -> Trainer:
+def trainer(
+    folder: Path, parallel: str, stop_after: int | None = None, on_node: int = 0, *, compiled: bool = False, **keys: Any
+) -> Trainer:
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    hardware = Hardware("cpu", "fp32", False, 1, rank, rank, ranks, on_node or ranks)
+    hardware = Hardware("cpu", "fp32", compiled, 1, rank, rank, ranks, on_node or ranks)
     folder.mkdir(exist_ok=True)
     files = Files(folder / "checkpoints", folder / "metrics.jsonl", lambda kind, **details: None, StopAt(stop_after))
     return Trainer(config(max_steps=STEPS, parallel=parallel, **keys), hardware, FakeBatches(), files, {})
@@ -81,6 +84,17 @@ def resumes_exactly(root: Path, kind: str, twin_folder: Path, twin: Trainer, key
         assert torch.equal(a, b)
 
 
+def compiles_alike(root: Path) -> None:
+    """Compiled layers work under DDP and FSDP; they are traced only, since a C++ compiler would take minutes."""
+    torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
+    runs = []
+    for kind in ("ddp", "fsdp"):
+        keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "selective", "loss_chunk_size": 8}
+        run = trainer(root / f"compiled-{kind}", kind, compiled=True, **keys)
+        runs.append(torch.tensor([run.stepper.make_step() for _ in range(3)]))
+    torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-4)
+
+
 def orthogonalizes_alone(root: Path) -> None:
     """Matrices whose rows do not divide by the ranks, more and fewer than ranks: each update is that of one rank."""
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -128,6 +142,7 @@ def main() -> None:
     orthogonalizes_alone(root)
     if world_size == 2:
         train_alike(root, ("fsdp",), ("muon", "adamw"))
+        compiles_alike(root)
         wanted = weights(trainer_of(root / "fsdp-muon", "fsdp"))
         if rank == 0:
             torch.save(wanted, root / "wanted.pt")

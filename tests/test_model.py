@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from pipeline import sizes
 from pipeline.config_pretrain import ModelConfig
@@ -191,3 +193,22 @@ def test_recomputed_layers_have_the_same_gradients_bit_for_bit(recomputes: str) 
         model(tokens(), tokens(), reduction="sum").backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recomputes", ["none", "selective"])
+def test_compiled_layers_share_one_graph_and_give_the_same(recomputes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, but not handed to a C++ compiler, which would take a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    gradients = []
+    for compiled in (False, True):
+        model = make(num_hidden_layers=3, num_key_value_heads=None)
+        for block in model.model.layers:
+            prepare_block(block, recomputes, compiled=compiled)
+        model(tokens(), tokens(), reduction="sum").backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)

@@ -35,7 +35,8 @@ def open_sinks(names: list[str], folder: Path, run_name: str, run_id: str) -> li
                 f"pretrain.sinks: {name} is not installed where this runs; install it (pip install {PACKAGES[name]}, "
                 "or the extra `sinks`), or take it out of the list"
             )
-    folder.mkdir(parents=True, exist_ok=True)
+    if names:
+        folder.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Callable[[], Sink]] = {
         "tensorboard": lambda: TensorBoardSink(folder),
         "wandb": lambda: WandbSink(folder, run_name, run_id),

@@ -56,6 +56,7 @@ class Files:
     fence: Callable[[], None] = lambda: None  # raises where another process has taken this Run over
     ledger: Ledger = field(default_factory=lambda: Ledger(time.time(), lambda account: None))
     watchdog: Watchdog | None = None
+    first_step_done: Callable[[], None] = lambda: None  # called on rank 0 when every rank has made this attempt's first
     sinks: list[Sink] = field(default_factory=list)  # that get every line of metrics too, on rank 0
 
 
@@ -129,7 +130,10 @@ class Trainer:
     def _advance(self, clock: StepClock) -> None:
         """Make one step; log and save where it is time to."""
         pretrain = self.config.pretrain
+        is_first = not self.stepper.stepped
         loss, grad_norm = self.stepper.make_step()
+        if is_first and self.is_main:
+            self.files.first_step_done()
         clock.add_step(sizes.tokens_per_step(self.config))
         if self.files.watchdog:
             self.files.watchdog.beat(self.step)

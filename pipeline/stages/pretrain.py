@@ -18,6 +18,7 @@ import torch.distributed as dist
 from pipeline.complete import awaits_evaluation
 from pipeline.config import Config
 from pipeline.files import read_json, read_lines, write_json
+from pipeline.lm.compile_cache import begin_compiling, keep_compiled
 from pipeline.lm.hardware import Hardware, choose_hardware, end_ranks, start_ranks
 from pipeline.lm.ledger import Ledger
 from pipeline.lm.mixture import make_batches
@@ -41,6 +42,8 @@ def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
     watchdog.start()
     try:
         start_ranks(hardware)
+        if attempt.rank == 0:
+            begin_compiling(run.compile_cache)  # the others wait for it in the next line
         watchdog.fellows = _meet(watchdog.me)
         outcome = _train(run, config, attempt, hardware, watchdog)
         if hardware.world_size > 1:
@@ -169,6 +172,7 @@ def _files(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog, sinks
         ledger=Ledger(attempt.began, write_ledger),
         watchdog=watchdog,
         sinks=sinks,
+        first_step_done=lambda: keep_compiled(run.compile_cache),
     )
 
 
