@@ -181,6 +181,34 @@ def window(run: RunPath, as_json: Json = False) -> int:
     return EXIT_DONE
 
 
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the record.")]
+
+
+@app.command()
+def promote(run: RunPath, step: Annotated[int, typer.Argument(metavar="STEP")], reason: Reason = "") -> int:
+    """Make the checkpoint of a step the released one, and keep it from being removed."""
+    if (code := pass_on(run, "promote", str(step), f"--reason={reason}")) is not None:
+        return code
+    from pipeline import release
+    from pipeline.run import Run
+
+    release.promote(Run.open(run), step, reason)
+    print(f"step {step} is released")
+    return EXIT_DONE
+
+
+@app.command()
+def rollback(run: RunPath, reason: Reason = "") -> int:
+    """Release again what was released before."""
+    if (code := pass_on(run, "rollback", f"--reason={reason}")) is not None:
+        return code
+    from pipeline import release
+    from pipeline.run import Run
+
+    print(f"step {release.rollback(Run.open(run), reason)['step']} is released again")
+    return EXIT_DONE
+
+
 @app.command()
 def stop(run: RunPath, as_json: AfterJson = False) -> int:
     """End a Run cleanly at its next step; `resume` goes on."""

@@ -126,7 +126,11 @@ def _score_table(status: Status) -> Html:
     found = make_table(status.scores)
     names = [f"{name.replace('_', ' ')} ({unit})" for name, unit in zip(found.benchmarks, found.units, strict=True)]
     rows = [
-        (f"{step:,}", *[str(cell) if cell else "" for cell in cells], "newest" if step == found.newest else "")
+        (
+            f"{step:,}",
+            *[str(cell) if cell else "" for cell in cells],
+            ", ".join(["newest"] * (step == found.newest) + ["released"] * (step == status.released)),
+        )
         for step, cells in found.rows
     ]
     return table(("step", *names, "* best"), rows, numbers=range(len(names) + 1))

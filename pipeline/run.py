@@ -133,6 +133,16 @@ class Run:
         return self.scores(step) / f"{benchmark}.d"
 
     @property
+    def released(self) -> Path:
+        """Which checkpoint is the released one, as the last line of `releases` says."""
+        return self.root / "released.json"
+
+    @property
+    def releases(self) -> Path:
+        """Who moved it, when and why, one line each."""
+        return self.root / "releases.jsonl"
+
+    @property
     def evaluations(self) -> Path:
         """The records of the evaluate Jobs beside those of the chain."""
         return self.root / "evaluations"

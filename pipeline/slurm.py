@@ -296,11 +296,11 @@ class Slurm:
         return f"--{option}" in self.run(["srun", "--help"], 10)
 
     def schedule(self) -> tuple[str, str, str]:
-        """Return what sinfo, `squeue --start` and `scontrol show reservation` print; nothing where one fails."""
+        """Return what sinfo, squeue (pending) and `scontrol show reservation` print; nothing where one fails."""
         texts = []
         for words in (
             ["sinfo", "-h", "-N", "-O", NODE_COLUMNS],
-            ["squeue", "-h", "--start", "-O", PLANNED_COLUMNS],
+            ["squeue", "-h", "-a", "--states=PENDING", "-O", PLANNED_COLUMNS],  # --start would not heed -O
             ["scontrol", "-o", "show", "reservation"],
         ):
             try:

@@ -28,6 +28,7 @@ from pipeline.records import (
     tokens_per_second,
     whole,
 )
+from pipeline.release import released
 from pipeline.run import Run
 from pipeline.sizes import tokens_per_step
 from pipeline.slurm_states import lacks_nodes
@@ -89,6 +90,7 @@ class Status:
     time: Split | None = None  # what the wall time of training went into
     scores: list[Score] = field(default_factory=list)
     compressors: dict[str, float] = field(default_factory=dict)
+    released: int | None = None  # step
     queue: Queue = field(default_factory=Queue)
 
     def to_json(self) -> dict[str, Any]:
@@ -104,6 +106,7 @@ class Status:
             "eta_s": self.eta_s,
             "goodput": self.goodput,
             "time": self.time.to_json() if self.time else None,
+            "released": self.released,
             "scores": [score.to_json() for score in self.scores],
             **self.queue.to_json(),
             "source": self.source,
@@ -150,6 +153,7 @@ def read_status(run: Run) -> Status:
         time=split,
         scores=read_scores(run),
         compressors=read_compressors(run),
+        released=released(run),
         queue=ask_queue(run, waiting) if on_slurm else Queue(),
     )
 

@@ -205,7 +205,8 @@ def _print_scores(status: Status, console: Console) -> None:
         rows += found.rows[-MOST_SCORES + len(rows) :]
     for step, cells in rows:
         texts = [Text(str(cell) if cell else "", "bold" if cell and cell.best else "") for cell in cells]
-        table.add_row(f"step {step:,}", *texts, Text("newest" if step == found.newest else "", "dim"))
+        marks = ["newest"] * (step == found.newest) + ["released"] * (step == status.released)
+        table.add_row(f"step {step:,}", *texts, Text(", ".join(marks), "dim"))
     console.print(table)
     if comparison := beats(status):
         _line(console, "", f"{comparison[1]} {comparison[2]:.3f}: {compared(*comparison)}")

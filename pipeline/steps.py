@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 MANIFEST = "manifest.json"
+PINNED = "pinned"  # an empty file in a checkpoint that retention leaves alone
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 

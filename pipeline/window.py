@@ -108,7 +108,7 @@ def _gpus(gres: str) -> int:
 
 
 def planned_from(text: str, ours: Iterable[str] = ()) -> list[Claim]:
-    """Read `squeue -h --start -O PLANNED_COLUMNS`: Jobs that have a planned start, without `ours`.
+    """Read `squeue -h --states=PENDING -O PLANNED_COLUMNS`: Jobs that have a planned start, without `ours`.
 
     Slurm names the nodes of those that its backfill has planned. Where it names none at all, as old versions do, a Job
     that waits for its turn may come to stand on any node.

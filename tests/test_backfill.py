@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
 import fake_slurm
 import pytest
+from conftest import PROJECT, environment
 from example_run import make_run
 
 from pipeline.attempts import read_beginning
@@ -18,6 +20,7 @@ from pipeline.config_load import load_run_config
 from pipeline.files import read_json, read_lines, write_json, write_text
 from pipeline.host_evaluate import EvaluateBegin, EvaluateEnd
 from pipeline.launch import launch_file
+from pipeline.run import Run
 from pipeline.scoring import Cut, settle_cut, units_of
 from pipeline.slurm import Slurm
 from pipeline.submit_slurm import queue_evaluations
@@ -240,3 +243,29 @@ def test_window_shows_holes_and_sizes(place: Place) -> None:
     assert found["sizes"][0]["why"] == "n3 is idle until nothing that can be seen"
     json.dumps(found, allow_nan=False)
     assert steps_to_evaluate(place.run, load_run_config(place.run.config)) == [0, 900]
+
+
+def test_the_batch_shell_of_pretrain_asks_once_for_each_new_checkpoint(tmp_path: Path) -> None:
+    run, calls, python = Run(tmp_path / "run"), tmp_path / "calls", tmp_path / "python"
+    run.checkpoints.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    python.chmod(0o755)
+    script = subprocess.Popen(["sleep", "60"])
+    words = ["bash", str(PROJECT / "sbatch" / "watch.sh"), str(run.root), str(python), str(script.pid)]
+    watch = subprocess.Popen(words, env=environment(PIPELINE_WATCH_SECONDS="0.05"))
+
+    def asked(times: int) -> bool:
+        deadline = time.monotonic() + 30
+        while (not calls.is_file() or len(calls.read_text().splitlines()) < times) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)  # and not once more
+        return calls.read_text().splitlines() == [f"-m pipeline.backfill {run.root}"] * times
+
+    try:
+        for times, step in enumerate((0, 250), 1):
+            write_json(run.checkpoint(step) / "manifest.json", {})
+            assert asked(times)
+    finally:
+        script.kill()
+        script.wait()
+    assert watch.wait(30) == 0

@@ -264,6 +264,30 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "evaluate: {checkpoints: [frist]}",
         "evaluate.checkpoints[0]: 'frist' is not one of first, last",
     ),
+    "a Benchmark of no known name": (
+        "evaluate: {benchmarks: [arc]}",
+        "evaluate.benchmarks[0]: 'arc' is not one of bits_per_byte, python-docs; write one of them, or a mapping",
+    ),
+    "a Benchmark without questions": (
+        "name: x\nevaluate: {benchmarks: [{name: mine, kind: cloze}]}",
+        "evaluate.benchmarks[0]: a mapping needs a path to its questions, or python-docs; add one",
+    ),
+    "a Benchmark's file": (
+        "name: x\nevaluate: {benchmarks: [{name: mine, path: ./none.jsonl}]}",
+        "evaluate.benchmarks[0].path: './none.jsonl' is not there: no file",
+    ),
+    "a Benchmark twice": (
+        "evaluate: {benchmarks: [python-docs, python-docs]}",
+        "names the Benchmark python-docs twice, whose Scores are one file; give one another name",
+    ),
+    "a gate without a bound": (
+        "evaluate: {gate: [{action: stop}]}",
+        "needs exactly one of worse_than_best_by, below and",
+    ),
+    "a gate on what is not scored": (
+        "evaluate: {gate: [{benchmark: arc, below: 0.2}]}",
+        "evaluate.gate: a rule is about arc, which is not scored; name one of bits_per_byte, or add it to benchmarks",
+    ),
     "B33 none": ("tokenize: {validation_fraction: 0}", "it must be more than 0 and at most 0.5"),
     "B33 all": ("tokenize: {validation_fraction: 1}", "it must be more than 0 and at most 0.5"),
     "B37 temperature": ("inference: {temperature: -1}", "-1 is out of range; it must be at least 0"),

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.files import read_json, write_json, write_text
 from pipeline.lm.checkpoint import remove_old
 from pipeline.lm.evaluation import TextTask
 from pipeline.lm.hardware import Hardware
+from pipeline.lm.harness import HarnessTask
 from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers
 from pipeline.lm.questions import Question, QuestionTask, read_questions
@@ -253,3 +255,12 @@ def test_a_mistake_in_a_file_of_questions_is_named(tmp_path: Path, line: str, ki
     path.write_text(f"\n{line}\n")
     with pytest.raises(UserError, match=said):
         read_questions(path, kind)
+
+
+def test_a_missing_harness_is_named_with_the_remedy(made: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(UserError, match=r"arc_easy is of the kind lm_eval, .* pip install 'lm-eval\[hf\]"):
+        HarnessTask("arc_easy", None, Tokenizer(made.tokenizer), size=16, batch_size=4)

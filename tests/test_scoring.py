@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import multiprocessing
+import os
 import random
 import signal
 import time
@@ -114,6 +115,48 @@ def test_sixteen_jobs_at_once_do_each_unit_once(tmp_path: Path) -> None:
         process.join(60)
     done = [number for path in log.glob("*.json") for number in read_json(path)]
     assert sorted(done) == list(range(30))
+
+
+ROWS = range(1, 7)
+
+
+def work_off_all(run: Run, job: int, start: Any, dead: frozenset[str] = frozenset()) -> None:
+    """Score all steps as a Job does; Job 3 is killed in the middle of its second Unit."""
+    start.wait()
+    claimant, done = Claimant(str(job), 0, dead), 0
+    for step in ROWS:
+        cut = settle_cut(run, step, "bits_per_byte", Cut("key", BATCHES, 10 + job, ABOUT))
+        for unit in units_of(run, step, "bits_per_byte", cut):
+            if unit.result() is None and claimant.claim(unit.claim):
+                done += 1
+                if job == 3 and done == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                unit.write(losses(unit.batches), 0.5, job_id=str(job), attempt=0)
+                release(unit.claim)
+        if record := merge(run, step, "bits_per_byte", "bits_per_byte", cut):
+            write_json(run.score(step, "bits_per_byte"), record)
+            write_table(run)
+
+
+def test_many_jobs_at_once_one_of_them_killed_make_one_right_table(run: Run, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start = context.Event()
+    jobs = [context.Process(target=work_off_all, args=(run, job, start)) for job in range(8)]
+    for process in jobs:
+        process.start()
+    start.set()
+    for process in jobs:
+        process.join(60)
+    assert [process.exitcode for process in jobs].count(0) >= 7
+    work_off_all(run, 8, start, frozenset({"3.0"}))  # takes over what the dead one held
+    before = run.score_table.read_text()
+    work_off_all(run, 9, start)  # and once more, for nothing
+    assert run.score_table.read_text() == before
+    alone = score_all(Run(tmp_path / "alone"), 1, 5)
+    rows = list(csv.DictReader(before.splitlines()))
+    assert [(int(row["step"]), float(row["bits_per_byte"])) for row in rows] == [
+        (step, alone["score"]) for step in ROWS
+    ]
 
 
 def die_with_a_claim(path: Path) -> None:

@@ -29,7 +29,6 @@ from pipeline.steps import MANIFEST, step_name
 
 FORMAT = 2
 TENSORS = "tensors.json"
-PINNED = "pinned"
 T = TypeVar("T")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DTYPES = {

@@ -23,6 +23,7 @@ from pipeline.lm.batches import ValidationText, validation_text
 from pipeline.lm.checkpoint import load_weights
 from pipeline.lm.evaluation import Task, TextTask
 from pipeline.lm.hardware import Hardware, choose_hardware, start_ranks
+from pipeline.lm.harness import HarnessTask
 from pipeline.lm.model import Transformer
 from pipeline.lm.origin import check_tokenizer
 from pipeline.lm.questions import Question, QuestionTask, read_questions
@@ -206,6 +207,9 @@ class Evaluation:
                 self.text.ids, self.text.bytes, bos=self.tokenizer.eos_id, size=size,
                 stride=self.config.evaluate.stride or size // 2, batch_size=batch_size,
             )  # fmt: skip
+        if benchmark.kind == "lm_eval":
+            path = Path(benchmark.path) if benchmark.path else None
+            return HarnessTask(benchmark.name, path, self.tokenizer, size=size, batch_size=batch_size)
         return QuestionTask(_questions(benchmark), benchmark.kind, self.tokenizer, size=size, batch_size=batch_size)
 
 
