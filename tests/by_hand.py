@@ -18,6 +18,7 @@ from micro import MICRO, PROJECT, environment
 from pipeline.cluster_load import open_cluster
 from pipeline.config_load import load_config
 from pipeline.files import read_json, read_lines
+from pipeline.owner import current
 from pipeline.plan import make_plan
 from pipeline.run import Run
 from pipeline.submit import prepare, run_of
@@ -126,6 +127,13 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
 
 def losses(run: Run) -> list[tuple[int, float]]:
     return [(record["step"], record["loss"]) for record in read_lines(run.metrics)]
+
+
+def left_over(run: Run) -> list[str]:
+    """Return what a complete attempt should not have left: processes, an owner, temporary files."""
+    files = [path for path in run.root.rglob("*") if path.name.endswith((".tmp", ".old"))]
+    owner = [run.owner] if current(run.owner)[1] is not None else []
+    return [*processes_of(run).values(), *map(str, [*files, *owner])]
 
 
 def weights(run: Run, step: int) -> dict[str, str]:

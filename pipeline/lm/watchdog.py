@@ -9,9 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pipeline.lm.door import Address, answers
 
 POLL_SECONDS = 0.5
 # How long the main thread may take to end by itself once it is clear that the attempt is over.
@@ -22,6 +25,7 @@ REPORT_SECONDS = 5.0
 INTERPRETER_SECONDS = 10.0
 DYING_SECONDS = 3.0  # that a killed process may take from closing its connections to being gone
 NAMED = 8  # ranks named at most
+KNOCKS = 32  # ranks of other hosts asked at a time
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Rank:
     host: str
     pid: int
     started: str | None
+    door: Address | None = None  # where it answers as long as it lives
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (process {self.pid})"
@@ -96,9 +101,22 @@ class Watchdog:
     def await_lost(self) -> Rank | None:
         """Return the rank whose end has broken a connection; its process is there for a moment after its sockets."""
         deadline = time.monotonic() + DYING_SECONDS
-        while (lost := self.lost()) is None and self.around.verdict() is None and time.monotonic() < deadline:
+        while self.around.verdict() is None and time.monotonic() < deadline:
+            if (lost := self.lost() or self._lost_elsewhere()) is not None:
+                return lost
             time.sleep(0.05)
-        return lost
+        return None
+
+    def _lost_elsewhere(self) -> Rank | None:
+        """Return a rank of another host that no longer answers. One connection to each: to be asked but seldom."""
+        others = [rank for rank in self.fellows if rank.host != self.me.host]
+        with ThreadPoolExecutor(max_workers=KNOCKS) as pool:
+            there = list(pool.map(lambda rank: answers(rank.door), others))
+        return next((rank for rank, lives in zip(others, there, strict=True) if not lives), None)
+
+    @property
+    def after(self) -> str:
+        return "no step yet" if self.step is None else f"after step {self.step}"
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL_SECONDS):
@@ -114,7 +132,7 @@ class Watchdog:
         if (record := self.around.verdict()) is not None:
             return str(record["verdict"]), f"rank {self.me.rank} ends: {record['reason']}"
         if (lost := self.lost()) is not None:
-            return "crash", f"{lost} is gone: it was killed, or ended by itself"
+            return "crash", f"{lost} is gone: it was killed, or ended by itself; {self.after}"
         if not self._stepped and (reason := self.around.stop_reason()) is not None:
             # Nothing is in memory yet that the newest checkpoint has not; compiling may go on for long.
             return "stopped", f"{reason}, before the first step was done"
@@ -128,8 +146,7 @@ class Watchdog:
     def _hang(self) -> None:
         """Say where this rank stands, hear the others, kill those of this machine that cannot speak, and end."""
         waits = self.waits()  # before anything else takes time
-        after = "no step yet" if self.step is None else f"after step {self.step}"
-        reason = f"{after}: {self.what} took longer than {self.limit:g} s"
+        reason = f"{self.after}: {self.what} took longer than {self.limit:g} s"
         print(f"\nhang: {self.me}, {reason}. All its Python stacks:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         sys.stderr.flush()

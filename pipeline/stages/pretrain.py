@@ -19,6 +19,7 @@ from pipeline.complete import awaits_evaluation
 from pipeline.config import Config
 from pipeline.files import read_json, read_lines, write_json
 from pipeline.lm.compile_cache import begin_compiling, keep_compiled
+from pipeline.lm.door import open_door
 from pipeline.lm.hardware import Hardware, choose_hardware, end_ranks, start_ranks
 from pipeline.lm.ledger import Ledger
 from pipeline.lm.mixture import make_batches
@@ -53,8 +54,8 @@ def pretrain(run: Run, config: Config, attempt: Attempt) -> int:
     except Exception as error:
         if hardware.world_size > 1 and _is_broken_connection(error):
             lost = watchdog.await_lost()
-            name = f"{lost} is gone: it was killed, or ended by itself" if lost else f"the connection broke: {error}"
-            raise LostRankError(name) from error
+            cause = f"{lost} is gone: it was killed, or ended by itself" if lost else f"the connection broke: {error}"
+            raise LostRankError(f"{cause}; {watchdog.after}") from error
         raise
     finally:
         watchdog.close()
@@ -112,7 +113,7 @@ def _settle(run: Run, config: Config) -> Hardware:
 
 
 def _watchdog(run: Run, config: Config, attempt: Attempt) -> Watchdog:
-    me = Rank(attempt.rank, socket.gethostname(), os.getpid(), process_start(os.getpid()))
+    me = Rank(attempt.rank, socket.gethostname(), os.getpid(), process_start(os.getpid()), open_door())
     around = Around(
         is_alive=lambda rank: is_alive({"host": rank.host, "pid": rank.pid, "started": rank.started}),
         stop_reason=lambda: stop_reason(run, attempt),

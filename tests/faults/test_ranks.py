@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from by_hand import Attempt, events, losses, make_data, make_run, processes_of, weights
+from by_hand import Attempt, events, left_over, losses, make_data, make_run, processes_of, weights
 
 from pipeline.run import Run
 
@@ -64,7 +64,7 @@ def test_a_rank_fails(data: Path, twins: dict[int, Run], ranks: int, rank: int, 
     assert [event["step"] for event in events(run, "resume")] == [8]
     assert losses(run) == losses(twins[ranks])
     assert weights(run, STEPS) == weights(twins[ranks], STEPS)
-    assert not processes_of(run)
+    assert not left_over(run)
 
 
 def check_log(attempt: Attempt, fault: str, ranks: int, rank: int) -> None:

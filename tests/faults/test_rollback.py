@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from by_hand import Attempt, events, losses, make_data, make_run, processes_of, weights
+from by_hand import Attempt, events, left_over, losses, make_data, make_run, processes_of, weights
 
 from pipeline.lm.checkpoint import verify
 from pipeline.run import Run
@@ -53,7 +53,7 @@ def test_a_rollback_goes_on_to_the_end_killed_or_not(
     assert len(events(run, "rollback")) == (2 if killed == 22 else 1)
     assert losses(run) == losses(twin)
     assert weights(run, STEPS) == weights(twin, STEPS)
-    assert not processes_of(run)
+    assert not left_over(run)
 
 
 def test_weights_that_are_spoilt_again_and_again_end_the_run(data: Path) -> None:

@@ -16,6 +16,7 @@ from by_hand import (
     Attempt,
     events,
     launcher_of,
+    left_over,
     losses,
     make_data,
     make_run,
@@ -118,7 +119,7 @@ def test_a_signal_saves_once_and_ends(data: Path, twin: Run, name: str, phase: s
     send(attempt, name, whom)
     assert attempt.wait(90) == wanted.ends, attempt.text()
     assert attempt.verdict["verdict"] == ("stopped" if wanted.ends else "complete")
-    assert not processes_of(run)
+    assert not left_over(run)
     steps = run.checkpoint_steps()
     assert wanted.saved(steps), steps
     for step in steps:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from by_hand import Attempt, events, losses, make_data, make_run, processes_of, wait_for, weights
+from by_hand import Attempt, events, left_over, losses, make_data, make_run, processes_of, wait_for, weights
 
 from pipeline.files import read_lines
 from pipeline.lm.checkpoint import verify
@@ -73,6 +73,7 @@ def goes_on(run: Run, twin: Run) -> None:
     assert again.wait(120) == 0, again.text()
     assert losses(run) == losses(twin)
     assert weights(run, STEPS) == weights(twin, STEPS)
+    assert not left_over(run)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
