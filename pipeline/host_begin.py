@@ -35,7 +35,7 @@ class HostBegin(Host):
         for beginning in lost:
             self.event("lost", of=f"{beginning.job_id}.{beginning.number}", nodes=beginning.nodes)
         decision = may_begin(
-            past,
+            self.since_submitted(past),
             complete=is_complete(self.run, self.config, self.stage),
             stop=self.run.stop.exists(),
             gpu_hours=self._gpu_hours(past),

@@ -138,6 +138,21 @@ def test_what_cannot_heal_cancels_the_rest_of_the_chain(site: Site, verdict: str
     assert {site.by_name()[name]["state"] for name in rest} == {"CANCELLED"}
 
 
+def test_a_chain_that_is_resumed_is_not_held_against_what_was_mended(site: Site) -> None:
+    script = Script(site, "pretrain-1")
+    script.begin()
+    script.says("config", "mend this key")
+    assert script.end().returncode == 2
+    site.set("pretrain-1", "FAILED")
+    rest = Script(site, "pretrain-2")
+    assert rest.ask("begin").returncode == 2  # of the same chain
+    assert site.verb("resume", site.run.root).returncode == 0
+    again = Script(site, "pretrain-1")
+    assert again.job_id != script.job_id
+    begun = again.begin()
+    assert begun.returncode == 0, begun.stderr
+
+
 def test_two_attempts_without_a_step_end_the_chain_and_give_both_reasons(site: Site) -> None:
     first = Script(site, "pretrain-1")
     first.begin()
