@@ -114,6 +114,8 @@ class HostBegin(Host):
         if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id):
             return False  # a local scheduler or a person: nobody to ask
         job = self.slurm.jobs([job_id])[job_id]
+        if job.source == "none":  # squeue knows all that live
+            return job.answered
         return job.state not in ("running", "completing", "suspended", "stopped") and not job.state.startswith(
             "unknown"
         )

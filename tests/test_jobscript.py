@@ -77,6 +77,14 @@ def test_an_attempt_begins_and_owns_the_run(site: Site) -> None:
     assert read_json(script.run.owner)["job_id"] == script.job_id
 
 
+def test_a_run_is_taken_over_from_a_job_that_slurm_has_forgotten(site: Site) -> None:
+    script = Script(site, "pretrain-1")
+    take(site.run.owner, "7", 0)
+    begun = script.begin()
+    assert begun.returncode == 0, begun.stderr
+    assert read_json(site.run.owner)["job_id"] == script.job_id
+
+
 def test_a_segment_left_over_finds_nothing_to_do(site: Site) -> None:
     script = Script(site, "pretrain-3")
     script.checkpoint(20)
