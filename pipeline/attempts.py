@@ -98,7 +98,7 @@ def read_attempts(run: Run, stage: str, part: str = "") -> list[Attempt]:
             Attempt(
                 beginning.job_id, beginning.number, str(record.get("verdict", LOST)), str(record.get("reason", "")),
                 beginning.before, after, len(beginning.nodes) or 1, max(0.0, ended - beginning.time),
-                record.get("warned") == WARNED_EARLY,
+                record.get("warned") == WARNED_EARLY, ended,
             )
         )  # fmt: skip
     return attempts

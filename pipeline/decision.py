@@ -34,6 +34,7 @@ class Attempt:
     nodes: int = 1
     seconds: float = 0.0
     preempted: bool = False  # its nodes were wanted by someone else: no fault of its own
+    ended: float = 0.0  # unix s
 
     @property
     def fruitless(self) -> bool:

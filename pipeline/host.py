@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.bad_nodes import BadNodes, bad_nodes_of
 from pipeline.cluster import Cluster
 from pipeline.config import Config
 from pipeline.config_load import load_run_config
+from pipeline.decision import Attempt
 from pipeline.errors import UserError
 from pipeline.exclusion import choose_exclusion, split_off
 from pipeline.flags import sbatch_flags
@@ -42,6 +44,17 @@ class Host:
 
     def nodes(self) -> list[str]:
         return self.slurm.hostnames(os.environ.get("SLURM_JOB_NODELIST", "")) or [os.uname().nodename]
+
+    def since_submitted(self, past: Sequence[Attempt]) -> list[Attempt]:
+        """Return the attempts that count for this Job: those that ended after it was submitted.
+
+        A person who resumes a Run has seen how the earlier ones ended, and mended what was to be mended.
+        """
+        mine = self.job_id.partition("_")[0]
+        times = [job.get("submitted", 0.0) for job in read_jobs(self.run)["jobs"] if str(job.get("job_id")) == mine]
+        if not times:  # submitted by hand
+            return [attempt for attempt in past if attempt.job_id == self.job_id]
+        return [attempt for attempt in past if attempt.ended >= times[-1]]
 
     def has_moved_on(self, job: SlurmJob) -> bool:
         """Tell whether Slurm has given this Job another attempt; it counts one when it requeues, before it starts."""

@@ -35,7 +35,7 @@ class HostBegin(Host):
         for beginning in lost:
             self.event("lost", of=f"{beginning.job_id}.{beginning.number}", nodes=beginning.nodes)
         decision = may_begin(
-            past,
+            self.since_submitted(past),
             complete=is_complete(self.run, self.config, self.stage),
             stop=self.run.stop.exists(),
             gpu_hours=self._gpu_hours(past),
@@ -114,6 +114,8 @@ class HostBegin(Host):
         if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id):
             return False  # a local scheduler or a person: nobody to ask
         job = self.slurm.jobs([job_id])[job_id]
+        if job.source == "none":  # squeue knows all that live
+            return job.answered
         return job.state not in ("running", "completing", "suspended", "stopped") and not job.state.startswith(
             "unknown"
         )

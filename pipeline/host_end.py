@@ -59,7 +59,7 @@ class HostEnd(Host):
         )  # fmt: skip
         record = self._verdict(exit_status)
         warned = self._warned(beginning)
-        earlier = read_attempts(self.run, self.stage, self.part)
+        earlier = self.since_submitted(read_attempts(self.run, self.stage, self.part))
         past = [attempt for attempt in earlier if (attempt.job_id, attempt.number) != (self.job_id, self.number)]
         last = settle(self.run, beginning, record, warned)
         self.run.warned(self.job_id, self.number).unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from pipeline.records import (
     text_of,
 )
 from pipeline.report_charts import Chart, plotly_source, score_charts, scripts, training_charts
+from pipeline.report_data import text_charts
 from pipeline.run import Run
 from pipeline.status import read_status
 from pipeline.units import moment
@@ -53,7 +54,7 @@ def render(run: Run) -> str:
         ("Training", parts.training(metrics, curves if drawn else []) if metrics else Html("")),
         ("Time", parts.time_split(status)),
         ("Samples", parts.samples(samples, _samples_record(run, samples))),
-        ("Data", parts.data(index)),
+        ("Data", join([parts.data(index), text_charts(index)])),
         ("Jobs", parts.jobs(status, verdicts, read_records(run.events))),
         ("Config", parts.config(text_of(run.config))),
         ("Versions", parts.versions(record)),

@@ -14,10 +14,10 @@ from pipeline.cluster import Cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.container import check_pyxis
-from pipeline.errors import EXIT_DONE
+from pipeline.errors import EXIT_DONE, NotReadyError
 from pipeline.exclusion import Exclusion, choose_exclusion, option, split_off
 from pipeline.files import write_json
-from pipeline.flags import array_flag
+from pipeline.flags import TOKENIZE_PHASES, array_flag
 from pipeline.hints import command
 from pipeline.plan import Job, Plan
 from pipeline.records import read_record
@@ -112,19 +112,20 @@ class Submission:
         return {known[job_id]: job for job_id, job in jobs.items() if job.state in LIVE}
 
     def _jobs(self, live: dict[str, SlurmJob]) -> list[Job]:
-        """Return the Plan's Jobs; while Segments of an earlier Plan are queued, those stand for the new ones."""
-        planned = {job.name for job in self.plan.jobs}
-        stray = [
-            record for record in self.records
-            if record["stage"] == "pretrain" and record.get("name") in live and record["name"] not in planned
-        ]  # fmt: skip
-        if not stray:
-            return self.plan.jobs
-        self.ids["pretrain"] = str(stray[-1]["job_id"])
-        for job in self.plan.jobs:
-            if job.stage == "pretrain":
-                self.ids[job.name] = str(stray[-1]["job_id"])
-        return [job for job in self.plan.jobs if job.stage != "pretrain"]
+        """Return the Plan's Jobs; while Segments or phases of an earlier Plan are queued, those stand for new ones."""
+        jobs, planned = self.plan.jobs, {job.name for job in self.plan.jobs}
+        for stage in ("tokenize", "pretrain"):
+            stray = [
+                record for record in self.records
+                if record["stage"] == stage and record.get("name") in live and record["name"] not in planned
+            ]  # fmt: skip
+            if stray and stray[-1].get("phase") not in (None, "", TOKENIZE_PHASES[-1]):
+                words = f"{stray[-1]['name']} of an earlier plan (job {stray[-1]['job_id']}) is at work"
+                raise NotReadyError(f"{words}; wait for its end, or end it: {command('cancel', self.run.root)}")
+            if stray:
+                self.ids |= {job.name: str(stray[-1]["job_id"]) for job in jobs if job.stage == stage}
+                jobs = [job for job in jobs if job.stage != stage]
+        return jobs
 
     def _adopt(self, job: Job, found: SlurmJob, dependency: str, told: Callable[[str], None]) -> None:
         """Take a Job that is queued already; where what it waits for was submitted anew, let it wait for that."""

@@ -87,8 +87,13 @@ def write_data(run: Run) -> None:
     validation = {"documents": 43, "bytes": 752_224, "tokens": 239_804, **common}
     splits = {"train": train, "validation": validation}
     tokenizer = {"fingerprint": "c0ffee" * 8, "vocab_size": 4096, "eos_id": 1, "exact": True}
+    train |= {"vocabulary_used": 3999, "document_lengths": [[1024, 300], [2048, 471]]}
+    train |= {"token_frequencies": [[1, 90_000], [2, 50_000], [60, 2000], [3999, 1]]}
     read = {"files": 817, "records": 817, "empty": 3, "malformed": 0}
-    write_json(run.index, {"format": 1, "dtype": "uint16", "tokenizer": tokenizer, "read": read, "splits": splits})
+    write_json(
+        run.index,
+        {"format": 1, "dtype": "uint16", "tokenizer": tokenizer, "read": read, "in_both_splits": 0, "splits": splits},
+    )
 
 
 def write_scores(run: Run) -> None:

@@ -78,6 +78,18 @@ def test_no_more_tasks_than_slurm_allows_and_a_second_call_adds_nothing(site: Si
     assert len(site.queue) == 6  # the phase that is over is not begun again under the one that runs
 
 
+def test_phases_that_are_queued_stand_for_the_single_job_of_a_later_plan(site: Site) -> None:
+    done = site.submit("tokenize.array_tasks=1")
+    assert done.returncode == 0, done.stderr
+    assert len(site.queue) == 6
+    assert site.by_name()["pretrain"]["dependency"] == f"afterok:{site.by_name()['index']['id']}"
+    site.set("tokenizer", "RUNNING")
+    site.set("encode", "CANCELLED")  # and with it all that waits for it
+    refused = site.submit("tokenize.array_tasks=1")
+    assert refused.returncode == 3
+    assert "tokenizer of an earlier plan (job 101) is at work" in refused.stderr
+
+
 def test_status_tells_of_the_array_in_one_line_by_one_call(site: Site) -> None:
     encode, run = site.by_name()["encode"]["id"], site.run
     site.set("tokenizer", "COMPLETED")

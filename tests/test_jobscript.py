@@ -77,6 +77,14 @@ def test_an_attempt_begins_and_owns_the_run(site: Site) -> None:
     assert read_json(script.run.owner)["job_id"] == script.job_id
 
 
+def test_a_run_is_taken_over_from_a_job_that_slurm_has_forgotten(site: Site) -> None:
+    script = Script(site, "pretrain-1")
+    take(site.run.owner, "7", 0)
+    begun = script.begin()
+    assert begun.returncode == 0, begun.stderr
+    assert read_json(site.run.owner)["job_id"] == script.job_id
+
+
 def test_a_segment_left_over_finds_nothing_to_do(site: Site) -> None:
     script = Script(site, "pretrain-3")
     script.checkpoint(20)
@@ -136,6 +144,21 @@ def test_what_cannot_heal_cancels_the_rest_of_the_chain(site: Site, verdict: str
     assert script.end().returncode == code
     rest = ("pretrain-2", "pretrain-3", "evaluate", "inference")
     assert {site.by_name()[name]["state"] for name in rest} == {"CANCELLED"}
+
+
+def test_a_chain_that_is_resumed_is_not_held_against_what_was_mended(site: Site) -> None:
+    script = Script(site, "pretrain-1")
+    script.begin()
+    script.says("config", "mend this key")
+    assert script.end().returncode == 2
+    site.set("pretrain-1", "FAILED")
+    rest = Script(site, "pretrain-2")
+    assert rest.ask("begin").returncode == 2  # of the same chain
+    assert site.verb("resume", site.run.root).returncode == 0
+    again = Script(site, "pretrain-1")
+    assert again.job_id != script.job_id
+    begun = again.begin()
+    assert begun.returncode == 0, begun.stderr
 
 
 def test_two_attempts_without_a_step_end_the_chain_and_give_both_reasons(site: Site) -> None:

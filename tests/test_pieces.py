@@ -29,7 +29,7 @@ def read(parts: list[Part], sources: list[DataSource]) -> tuple[list[bytes], Rea
 LINES = st.lists(st.sampled_from([b"", b"   ", b"x", b'{"text": "a"}', b'{"text": "longer text"}', b'{"text": ""}']))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(lines=LINES, last=st.sampled_from([b"", b"\n"]), cuts=st.lists(st.integers(0, 200), max_size=5))
 def test_wherever_a_file_of_lines_is_cut_all_of_it_is_read_once(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], last: bytes, cuts: list[int]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from example_run import HOSTILE, MAX_STEPS, job, make_run, write_jobs
 
-from pipeline.files import write_json, write_text
+from pipeline.files import read_json, write_json, write_text
 from pipeline.report import write_report
 from pipeline.report_charts import running_mean, thinned
 from pipeline.run import Run
@@ -86,6 +86,20 @@ def test_without_plotly_the_numbers_are_still_there(run: Run, monkeypatch: pytes
     assert "pip install plotly" in page
     assert "<script" not in page
     assert "1.393" in page
+
+
+def test_the_text_is_drawn_without_a_script_and_rubbish_is_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    page = html(run)
+    assert page.count("<polyline") == 1
+    assert "No text of the validation split is in the train split" in page
+    assert "1.02\N{NO-BREAK SPACE}kB to 2.05\N{NO-BREAK SPACE}kB" in page
+    (split := (index := read_json(run.index))["splits"]["train"])["document_lengths"] = [["x", 1], [0, 5], 3, [4]]
+    split["token_frequencies"] = {"1": 2}
+    write_json(run.index, index | {"in_both_splits": 2})
+    page = html(run)
+    assert "<polyline" not in page
+    assert "2 texts are in both splits" in page
 
 
 def test_curves_keep_their_ends_and_do_not_lag() -> None:
