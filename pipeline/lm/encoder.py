@@ -22,7 +22,7 @@ from pipeline.lm.vocabulary import BLANK, Vocabulary
 WORDS_AT_ONCE = 1 << 20  # more make fewer look-ups, fewer a smaller hash table
 PAIRS_AT_ONCE, GATHERED_WORDS = 1 << 17, 1 << 16  # so few that what is made of them stays in the CPU's cache
 JOINED_WORDS = 32  # a call costs more than a word, but SentencePiece slows down with long texts
-MOST_WORDS, MOST_BYTES = 1_000_000, 64 << 20  # remembered, then all are forgotten: about 300 MB
+MOST_WORDS, MOST_BYTES = 1_000_000, 64 << 20  # remembered, then all are forgotten: about 200 MB
 
 Places = NDArray[np.int64]
 
