@@ -1,7 +1,7 @@
 """The ways to read batches that are compared, each run in a process and an environment of its own.
 
-`python batch_ways.py WAY FOLDER` prints {"open_s", "tokens_per_s", "tokens_per_cpu_s"} of one epoch, at most 2,000 steps
-after a first that is not measured; the peers' copies of the tokens are made beside them, once.
+`python batch_ways.py WAY FOLDER` prints {"open_s", "tokens_per_s", "tokens_per_cpu_s"} of one epoch, or of 2,000 steps
+after a first that is not measured. The peers' copies of the tokens are made beside them, once.
 """
 
 from __future__ import annotations
