@@ -8,7 +8,7 @@ Unigram models are given whole documents: see Vocabulary.cuts_exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -19,12 +19,15 @@ from pipeline.lm.shards import DTYPES, Ids, dtype_for
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.lm.vocabulary import BLANK, Vocabulary
 
-WORDS_AT_ONCE = 1 << 19
-PAIRS_AT_ONCE = 1 << 18  # so that what is made of them stays in the CPU's cache
+WORDS_AT_ONCE = 1 << 20  # more make fewer look-ups, fewer a smaller hash table
+PAIRS_AT_ONCE, GATHERED_WORDS = 1 << 17, 1 << 16  # so few that what is made of them stays in the CPU's cache
 JOINED_WORDS = 32  # a call costs more than a word, but SentencePiece slows down with long texts
-MOST_WORDS, MOST_BYTES = 1_000_000, 64 << 20  # remembered, then all are forgotten: about 300 MB
+MOST_WORDS, MOST_BYTES = 1_000_000, 64 << 20  # remembered, then all are forgotten: about 200 MB
 
 Places = NDArray[np.int64]
+
+END = b"\xff"
+"""Stands for the end of a document among the texts: a byte that UTF-8 never has, so always a word of its own."""
 
 
 class Encoder:
@@ -68,56 +71,56 @@ class _Words:
 
         if any(BLANK in text for text in texts):  # to SentencePiece it is a blank
             texts = [text.replace(BLANK, b" ") for text in texts]
-        data = b"".join(texts)
-        text_ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
-        places, end_words = self._cut(data, text_ends)
+        data = END.join(texts) + END
+        text_ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1) - 1
+        places = self._cut(data)
+        end_words = np.searchsorted(places, text_ends)
         buffer = pyarrow.py_buffer(data)
-        parts, ends, total = [], [], 0
+        parts: list[Ids] = []
+        sizes: list[Places] = []
         for first in range(0, len(places) - 1, WORDS_AT_ONCE):
             some = places[first : first + WORDS_AT_ONCE + 1]
             words = pyarrow.Array.from_buffers(
                 pyarrow.large_binary(), len(some) - 1, [None, pyarrow.py_buffer(some), buffer]
             ).dictionary_encode()
-            ids, stops = self._gather(words.dictionary.to_pylist(), words.indices.to_numpy())
-            here = end_words[slice(*np.searchsorted(end_words, (first, first + len(some) - 1)))]
-            ends.append(stops[here - first] + total)
-            parts.append(ids)
-            total += len(ids)
-        return np.concatenate(parts), np.concatenate(ends)
+            numbers, indices = self._look_up(words.dictionary.to_pylist()), words.indices.to_numpy()
+            sizes.append(self._sizes.values[numbers][indices])
+            parts += self._gather(numbers, indices)
+        stops = np.cumsum(np.concatenate(sizes), dtype=np.int64)
+        return np.concatenate(parts), stops[end_words]
 
-    def _cut(self, data: bytes, text_ends: Places) -> tuple[Places, Places]:
-        """Return where each word begins, and at last where the last ends; and which words are ends of documents.
+    def _cut(self, data: bytes) -> Places:
+        """Return where each word begins, and at last where the last ends."""
+        parts = [np.zeros(1, np.int64)]
+        found = np.empty(PAIRS_AT_ONCE, np.bool_)
+        for start in range(0, len(data) - 1, PAIRS_AT_ONCE):
+            number = min(PAIRS_AT_ONCE, len(data) - 1 - start)
+            for offset in (0, 1):  # two bytes are read as one number, so every second pair is there at once
+                pairs = np.frombuffer(data, "<u2", (number + 1 - offset) // 2, start + offset)
+                found[offset:number:2] = self._is_cut.take(pairs, mode="clip")
+            parts.append(np.flatnonzero(found[:number]) + (start + 1))
+        return np.concatenate([*parts, [len(data)]])
 
-        Those are empty words, so that they are looked up as the others are.
-        """
-        begins = np.zeros(len(data), np.bool_)
-        for offset in (0, 1):
-            pairs = np.frombuffer(data, "<u2", max(0, len(data) - offset) // 2, offset) if len(data) > 1 else ()
-            found = begins[1 + offset :: 2]
-            for start in range(0, len(pairs), PAIRS_AT_ONCE):
-                some = pairs[start : start + PAIRS_AT_ONCE]
-                found[start : start + len(some)] = self._is_cut[some]
-        begins[:1] = True
-        begins[text_ends[text_ends < len(data)]] = True
-        places = np.flatnonzero(begins)
-        end_words = np.searchsorted(places, text_ends)
-        places = np.insert(places, end_words, text_ends)
-        return np.append(places, len(data)), end_words + np.arange(len(text_ends))
-
-    def _gather(self, distinct: list[bytes], indices: NDArray[np.int32]) -> tuple[Ids, Places]:
-        """Return the ids (N,) of the words `distinct[indices]`, and where those of each word end."""
+    def _look_up(self, words: list[bytes]) -> Places:
+        """Return the numbers of distinct words; those that are new are learned."""
         if len(self._numbers) > MOST_WORDS or self._bytes > MOST_BYTES:
             self._forget()
-        numbers = np.fromiter(map(self._numbers.get, distinct, repeat(-1)), np.int64, len(distinct))
+        numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
         if len(new := np.flatnonzero(numbers < 0)):
             numbers[new] = np.arange(len(new)) + len(self._numbers)
-            self._learn([distinct[number] for number in new])
-        first, sizes = self._starts.values[numbers], self._sizes.values[numbers]
-        sizes = sizes[indices]
-        stops = np.cumsum(sizes)
-        places = np.repeat(first[indices] - stops + sizes, sizes)
-        places += np.arange(len(places))
-        return self._ids.values[places], stops
+            self._learn([words[number] for number in new])
+        return numbers
+
+    def _gather(self, numbers: Places, indices: NDArray[np.int32]) -> Iterator[Ids]:
+        """Give the ids of the words numbered `numbers[indices]`, in parts."""
+        starts, sizes = self._starts.values[numbers], self._sizes.values[numbers]
+        for first in range(0, len(indices), GATHERED_WORDS):
+            some = indices[first : first + GATHERED_WORDS]
+            lengths = sizes[some]
+            before = np.cumsum(lengths) - lengths
+            places = np.repeat(starts[some] - before, lengths)
+            places += np.arange(len(places))
+            yield self._ids.values[places]
 
     def _learn(self, words: list[bytes]) -> None:
         """Encode words by SentencePiece, many in one text, and remember them."""
@@ -138,14 +141,14 @@ class _Words:
         self._ids.add(ids)
 
     def _forget(self) -> None:
-        """Know two words only: the empty one, which ends a document, and the one that separates words."""
+        """Know two words only: the end of a document, and what separates words."""
         self._numbers: dict[bytes, int] = {}
         self._bytes = 0
         self._starts, self._sizes = _Growing(np.dtype(np.int64)), _Growing(np.dtype(np.int64))
         self._ids = _Growing(self._dtype)
         (self._separator_id,) = self._tokenizer.encode_documents([self._separator], 1)[0]
         ids = np.array([self._tokenizer.eos_id, self._separator_id])
-        self._remember([b"", self._separator], np.array([1, 1]), ids)
+        self._remember([END, self._separator], np.array([1, 1]), ids)
 
 
 class _Growing:

@@ -11,16 +11,15 @@ where two ways to cut a text are equally likely (long runs of one character), th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 
 from pipeline.errors import UserError
+from pipeline.lm.vocabulary import BPE, UNIGRAM, fields
 
 BLANK = "\u2581"
-UNIGRAM, BPE = 1, 2
 NEVER = -1e6  # log-likelihood of what text must not match: bytes and special tokens
 TRAINER, NORMALIZER = 2, 3  # fields of SentencePiece's ModelProto
 
@@ -31,8 +30,8 @@ def tokenizer_json(path: Path) -> dict[str, Any]:
     Raises UserError for a model that does what ours do not: normalises, drops blanks, or knows no bytes.
     """
     model = path.read_bytes()
-    trainer = dict(_fields(_only(model, TRAINER)))
-    normalizer = dict(_fields(_only(model, NORMALIZER)))
+    trainer = dict(fields(_only(model, TRAINER)))
+    normalizer = dict(fields(_only(model, NORMALIZER)))
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     _check(path, trainer, normalizer, processor)
     prefix = bool(normalizer.get(3, 1))  # add_dummy_prefix
@@ -134,39 +133,9 @@ def _check(path: Path, trainer: dict[int, Any], normalizer: dict[int, Any], proc
         )
 
 
-# SentencePiece's Python package reads no settings out of a model, and its protobuf module needs another package.
-
-
 def _only(message: bytes, number: int) -> bytes:
     """Return the one sub-message of this number, empty where there is none."""
-    return next((value for field, value in _fields(message) if field == number and isinstance(value, bytes)), b"")
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Read the fields of a protobuf message: numbers and bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            size, at = _varint(message, at)
-        else:
-            size = {1: 8, 5: 4}[kind]
-        yield key >> 3, message[at : at + size]
-        at += size
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value, shift, at = value | (byte & 0x7F) << shift, shift + 7, at + 1
-        if byte < 0x80:
-            return value, at
+    return next((value for field, value in fields(message) if field == number and isinstance(value, bytes)), b"")
 
 
 def dump_tokenizer(path: Path, folder: Path, context: int) -> str:

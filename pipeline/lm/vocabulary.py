@@ -39,8 +39,8 @@ def read_vocabulary(model: bytes) -> Vocabulary:
     """Read the content of a model file. Raises ValueError where it is not one."""
     pieces, byte_pieces = [], 0
     algorithm, trimmed, charsmap, prefix, suffix, escaped = UNIGRAM, True, b"", True, False, True
-    for number, value in _fields(model):
-        message = dict(_fields(value)) if isinstance(value, bytes) and number in (1, 2, 3) else {}
+    for number, value in fields(model):
+        message = dict(fields(value)) if isinstance(value, bytes) and number in (1, 2, 3) else {}
         if number == 1:
             kind = message.get(3, NORMAL)
             byte_pieces += kind == BYTE
@@ -55,7 +55,19 @@ def read_vocabulary(model: bytes) -> Vocabulary:
     return Vocabulary(algorithm, pieces, byte_pieces == 256, keeps_text)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("not a SentencePiece model: a number where text was expected")
+    return value
+
+
+def _int(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise ValueError("not a SentencePiece model: text where a number was expected")
+    return value
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Give number and value of each field of a protocol buffer message."""
     at = 0
     while at < len(message):
@@ -82,15 +94,3 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("not a SentencePiece model: a number where text was expected")
-    return value
-
-
-def _int(value: int | bytes) -> int:
-    if not isinstance(value, int):
-        raise ValueError("not a SentencePiece model: text where a number was expected")
-    return value
