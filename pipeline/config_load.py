@@ -14,7 +14,6 @@ from pipeline.config_evaluate import EvaluateConfig
 from pipeline.config_hints import section_at
 from pipeline.config_paths import Problem, resolve_paths
 from pipeline.config_rules import RULES
-from pipeline.config_tokenize import DataSource
 from pipeline.yaml12 import Document, KeyPath, Place, YamlError, load_document, parse_document, shown
 from pipeline.yaml12_dump import dump
 
@@ -98,8 +97,9 @@ def _misspelt(key: str, equals: str, value: str) -> str | None:
 
 def _not_settable(data: dict[str, Any], path: KeyPath) -> str | None:
     """Say why nothing can be set at `path`: it is a section, or lies in something that is none."""
-    section = section_at(Config, path)
-    if section is not None and section is not DataSource:
+    section, parent = section_at(Config, path), section_at(Config, path[:-1])
+    in_a_list = parent is not None and section is not None and parent.model_fields[str(path[-1])].annotation != section
+    if section is not None and not in_a_list:
         return f"is a section; set its keys, for example {path[-1]}.{next(iter(section.model_fields))}=…"
     inner: Any = data
     for number, part in enumerate(path[:-1], start=1):

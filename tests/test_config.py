@@ -525,6 +525,8 @@ def test_an_override_mends_what_the_file_has_wrong(load: Load) -> None:
     assert load("pretrain: {max_steps: wrong}", "pretrain.max_steps=5000").pretrain.max_steps == 5000
     assert load("pretrain:", "pretrain.max_steps=5000").pretrain.max_steps == 5000
     assert load("data: nowhere", "data={dataset: o/n, config: en}").data == [DataSource(dataset="o/n", config="en")]
+    assert load("", "evaluate.benchmarks=[bits_per_byte, python-docs]").evaluate.benchmarks[1].name == "python-docs"
+    assert load("", "evaluate.gate=[{above: 2}]").evaluate.gate[0].above == 2
     assert load("data: {dataset: o/n}", "data.config=en").data == [DataSource(dataset="o/n", config="en")]
 
 
