@@ -44,8 +44,9 @@ What stands there wins over the file, and a later one wins over an earlier one.
 numbers are not text: put quotes around them where text is meant (`name: "007"`). Unknown keys, keys written twice,
 tags, anchors and aliases are mistakes. All mistakes of a file are shown at once, before anything is submitted.
 
-**Paths.** In `data` and `tokenize.tokenizer` a relative path means the folder in which the command is typed. `~`,
-`~user`, `$NAME` and `${NAME}` are filled in, and `$$` is a dollar sign; a variable that is not set is a mistake.
+**Paths.** In `data`, `tokenize.tokenizer`, `pretrain.init_from`, `inference.prompts_file` and the `path` of a Benchmark
+a relative path means the folder in which the command is typed. `~`, `~user`, `$NAME` and `${NAME}` are filled in, and
+`$$` is a dollar sign; a variable that is not set is a mistake.
 
 """
 

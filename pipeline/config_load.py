@@ -28,9 +28,9 @@ def load_config(
 ) -> Config:
     """Read the config at `path`, set the `key.path=value` overrides, and check all of it.
 
-    Relative paths in `data` and `tokenize.tokenizer` mean `folder`, by default the current one; they come back
-    absolute. A relative `runs_dir` stays relative. `resolve` looks for paths where they are to be read, by default on
-    this machine. Raises ConfigError with all mistakes at once, or YamlError.
+    Relative paths of data, models and files mean `folder`, by default the current one; they come back absolute. A
+    relative `runs_dir` stays relative. `resolve` looks for paths where they are to be read, by default on this machine.
+    Raises ConfigError with all mistakes at once, or YamlError.
     """
     document = load_document(path)
     mistakes = [*_apply(document, overrides)]

@@ -227,8 +227,10 @@ def _derive_segments(config: Config, cluster: Cluster, measured: Measured) -> di
     derived["warning"] = f"{lead} s before the time limit; Slurm may send it up to 60 s early"
     if gpus := gpus_of("pretrain", config, cluster):
         hours = segments * pretrain.nodes * gpus * time_seconds(pretrain.time) / 3600
+        bound = f"{cluster.max_gpu_hours:,.1f}" if cluster.max_gpu_hours else "not set"
         derived["GPU-hours"] = (
-            f"at most {hours:,.1f} = {segments} Segments x {pretrain.nodes} nodes x {gpus} GPUs x {pretrain.time}"
+            f"{hours:,.1f} = {segments} Segments x {pretrain.nodes} nodes x {gpus} GPUs x {pretrain.time}; "
+            f"more where they are requeued, up to max_gpu_hours ({bound})"
         )
     return derived | _derive_reliability(config, cluster, measured)
 
