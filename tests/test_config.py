@@ -279,6 +279,10 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "name: x\nevaluate: {benchmarks: [{name: mine, path: ./none.jsonl}]}",
         "evaluate.benchmarks[0].path: './none.jsonl' is not there: no file",
     ),
+    "questions that are none": (
+        "name: x\nevaluate: {benchmarks: [{name: mine, path: ./x.yaml}]}",
+        "x.yaml:1: not JSON (Expecting value: line 1 column 1 (char 0)); each line is an object, such as",
+    ),
     "a Benchmark twice": (
         "evaluate: {benchmarks: [python-docs, python-docs]}",
         "names the Benchmark python-docs twice, whose Scores are one file; give one another name",

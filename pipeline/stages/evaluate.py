@@ -26,11 +26,12 @@ from pipeline.lm.hardware import Hardware, choose_hardware, start_ranks
 from pipeline.lm.harness import HarnessTask
 from pipeline.lm.model import Transformer
 from pipeline.lm.origin import check_tokenizer
-from pipeline.lm.questions import Question, QuestionTask, read_questions
+from pipeline.lm.questions import QuestionTask
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.lm.verified import verify_shards
 from pipeline.python_docs import questions as python_docs
+from pipeline.questions import Question, read_questions
 from pipeline.records import number, read_record
 from pipeline.run import Run
 from pipeline.score_table import write_table
