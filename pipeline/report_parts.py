@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pipeline.markup import Html, details, join, table, tag
+from pipeline.markup import Html, bars, details, join, table, tag
 from pipeline.records import Record, Sample, number, whole
 from pipeline.report_charts import Chart, figure, thinned
 from pipeline.status import SUCCESS, Status
@@ -138,18 +138,13 @@ def time_split(status: Status) -> Html:
     split = status.time
     if split is None or split.wall <= 0:
         return Html("")
-    seconds = split.to_json()
-    longest = max(seconds.values()) or 1.0
-    cells = []
-    for kind, value in seconds.items():
-        fill = tag(
-            "div", class_="fill model" if kind == "step" else "fill", style=f"width:{100 * value / longest:.2f}%"
-        )
-        name = {"startup": "start-up", "repeated": "repeated steps"}.get(kind, kind)
-        told = f"{value / split.wall:.1%}"
-        cells += [tag("div", name), tag("div", fill, class_="track"), tag("div", told, class_="value")]
+    names = {"startup": "start-up", "repeated": "repeated steps"}
+    rows = [
+        (names.get(kind, kind), seconds, f"{seconds / split.wall:.1%}", "model" if kind == "step" else "")
+        for kind, seconds in split.to_json().items()
+    ]
     note = f"What the {duration(split.wall)} from the first start of pretrain on went into; steps are the goodput."
-    return join([tag("p", note, class_="note"), tag("div", tag("div", *cells, class_="bars"), class_="panel")])
+    return join([tag("p", note, class_="note"), bars(rows)])
 
 
 def _digits(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.markup import Html, details, join, table, tag
+from pipeline.markup import Html, bars, details, join, table, tag
 from pipeline.records import Record, number, whole
 from pipeline.report_charts import Chart, figure
 from pipeline.score_table import make_table
@@ -54,24 +54,16 @@ def _detail_cells(record: Record) -> Iterable[str]:
 
 
 def _bars(status: Status) -> Html:
-    """Draw bits per byte as bars of HTML: they need no script, and print as they are."""
-    bars = [(name, value, "") for name, value in status.compressors.items()]
+    """Draw bits per byte as bars, the worst first."""
+    found = [(name, value, "") for name, value in status.compressors.items()]
     if scored := [score for score in status.scores if score.benchmark == "bits_per_byte"]:
-        bars.append((f"this model, step {scored[-1].step:,}", scored[-1].score, "model"))
-    if not bars:
+        found.append((f"this model, step {scored[-1].step:,}", scored[-1].score, "model"))
+    if not found:
         return Html("")
-    longest = max(value for _, value, _ in bars) or 1.0
-    cells = []
-    for name, value, kind in sorted(bars, key=lambda bar: -bar[1]):
-        fill = tag("div", class_=f"fill {kind}".strip(), style=f"width:{100 * value / longest:.2f}%")
-        cells += [
-            tag("div", name, class_=kind),
-            tag("div", fill, class_="track"),
-            tag("div", f"{value:.3f}", class_=f"value {kind}".strip()),
-        ]
+    rows = [(name, value, f"{value:.3f}", kind) for name, value, kind in sorted(found, key=lambda bar: -bar[1])]
     note = "Bits per byte of the validation text; fewer is better. "
     if comparison := beats(status):
         sentence = compared(*comparison)
         note += f"The model {sentence if sentence.startswith('beats') else 'is ' + sentence}. "
     note += "The size of the model itself is not counted."
-    return join([tag("p", note, class_="note"), tag("div", tag("div", *cells, class_="bars"), class_="panel")])
+    return join([tag("p", note, class_="note"), bars(rows)])
