@@ -17,12 +17,12 @@ from pipeline.compressors import bits_per_byte
 from pipeline.config import Config
 from pipeline.config_evaluate import PYTHON_DOCS, BenchmarkSource
 from pipeline.errors import NotReadyError, UserError
-from pipeline.files import read_json, write_json
+from pipeline.files import write_json
 from pipeline.gate import apply_gate
 from pipeline.lm.batches import ValidationText, validation_text
 from pipeline.lm.checkpoint import load_weights
 from pipeline.lm.evaluation import Task, TextTask
-from pipeline.lm.hardware import Hardware, choose_hardware, start_ranks
+from pipeline.lm.hardware import Hardware, start_hardware
 from pipeline.lm.harness import HarnessTask
 from pipeline.lm.model import Transformer
 from pipeline.lm.origin import check_tokenizer
@@ -93,9 +93,7 @@ class Evaluation:
 
     @cached_property
     def hardware(self) -> Hardware:
-        hardware = choose_hardware(self.config, (read_json(self.run.record) or {}).get("hardware"))
-        start_ranks(hardware)
-        return hardware
+        return start_hardware(self.config, self.run.record)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
