@@ -23,18 +23,17 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
-CACHE = PROJECT / "benchmarks" / ".cache" / "generate"
-LITGPT = CACHE / "litgpt" / "bin" / "python"
 sys.path.insert(0, str(PROJECT))
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.parts.cache import CACHE, environment
+
 V, D, INNER, LAYERS, HEADS = 8192, 512, 1376, 8, 8
 PROMPT, NEW, CONTEXT = 64, 128, 256
 Run = Callable[[list[list[int]]], int]  # completes prompts, returns the new tokens
-PEERS = ("transformers", "litgpt", "compiled loop")
 
 
 def prompts(batch: int) -> list[list[int]]:
@@ -54,7 +53,7 @@ def ours() -> Run:
     size = ModelConfig(hidden_size=D, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=HEADS)
     model = Transformer(size, V, CONTEXT)
     model.init_weights(0)
-    library = build(CACHE)
+    library = build(CACHE / "generate")
     assert library is not None, "this measures native.c, which needs a C compiler: cc, gcc or clang"
     engine = NativeEngine(library, model, 16, torch.bfloat16, torch.get_num_threads())
     config = InferenceConfig(max_new_tokens=NEW, temperature=0.0, batch_size=16)
@@ -189,13 +188,10 @@ def work(name: str) -> None:
 class Worker:
     """One engine in a process of its own."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        python = str(LITGPT) if name == "litgpt" else sys.executable
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "20000"}  # as Jobs have it
+    def __init__(self, name: str, python: str, threads: int) -> None:
+        variables = os.environ | {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "20000"}  # as Jobs have it
         self.name, words = name, [python, __file__, "--worker", name]
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
 
     def seconds(self, batch: int) -> dict[str, float]:
         """Return the seconds that one batch takes, by the clock and of all processors."""
@@ -216,15 +212,12 @@ class Worker:
         self.process.wait(60)
 
 
-def prepare() -> None:
-    """Make litgpt's environment, once."""
-    if (CACHE / "ready").is_file():
-        return
-    print("making an environment for litgpt, which takes minutes", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(LITGPT.parents[1])], check=True)
+def pythons() -> dict[str, str]:
+    """Return the Python of each engine; litgpt, which needs an environment of its own, may be left out."""
     version = torch.__version__.partition("+")[0]
-    subprocess.run([str(LITGPT), "-m", "pip", "install", "--quiet", f"torch=={version}", "numpy", "litgpt"], check=True)
-    (CACHE / "ready").touch()
+    litgpt = environment("litgpt", f"torch=={version}", "numpy", "litgpt")
+    found = dict.fromkeys(ENGINES, sys.executable)
+    return {name: python for name, python in (found | {"litgpt": str(litgpt or "")}).items() if python}
 
 
 UNITS = {"wall": "tokens/s", "CPU": "tokens per second of CPU time"}
@@ -233,7 +226,7 @@ UNITS = {"wall": "tokens/s", "CPU": "tokens per second of CPU time"}
 def figure(taken: dict[str, list[dict[str, float]]], batch: int, threads: int, clock: str, unit: str) -> dict[str, Any]:
     """Compare medians by one of the clocks."""
     rates = {name: batch * NEW / statistics.median(s[clock] for s in rounds) for name, rounds in taken.items()}
-    best = max(PEERS, key=rates.__getitem__)
+    best = max(rates.keys() - {"ours"}, key=rates.__getitem__)
     return {
         "benchmark": f"generate, 29M bf16, batch {batch}, {threads} threads", "ours": round(rates["ours"], 1),
         "unit": unit, "best_peer": round(rates[best], 1), "peer": best,
@@ -241,9 +234,9 @@ def figure(taken: dict[str, list[dict[str, float]]], batch: int, threads: int, c
     }  # fmt: skip
 
 
-def measure(batches: list[int], rounds: int, threads: int) -> list[dict[str, Any]]:
+def measure(engines: dict[str, str], batches: list[int], rounds: int, threads: int) -> list[dict[str, Any]]:
     """Let the engines take turns; the order changes with every round."""
-    workers = [Worker(name, threads) for name in ENGINES]
+    workers = [Worker(name, python, threads) for name, python in engines.items()]
     figures = []
     for batch in batches:
         taken: dict[str, list[dict[str, float]]] = {worker.name: [] for worker in workers}
@@ -270,8 +263,7 @@ def main() -> int:
     if options.worker:
         work(options.worker)
         return 0
-    prepare()
-    for figure in measure(options.batches, options.rounds, options.threads):
+    for figure in measure(pythons(), options.batches, options.rounds, options.threads):
         print(json.dumps(figure))
     return 0
 

@@ -14,7 +14,7 @@ from pipeline.flags import gpus_of
 from pipeline.hints import command
 from pipeline.launch import FOREIGN_VARIABLES
 from pipeline.run import Run
-from pipeline.slurm import clean_environment
+from pipeline.slurm_environment import clean_environment
 from pipeline.slurm_options import option_words
 from pipeline.submit import PROJECT, read_cluster
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline import __version__
+from pipeline import __version__, cli_place
+from pipeline.cli_words import AfterJson, ClusterName, Json, RunPath, What, Yes, emit, talk
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 
 if TYPE_CHECKING:
@@ -23,21 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Pre-train a language model, here or on a Slurm cluster: from text to a trained, evaluated, sampled model.",
 )
-talk = Console(stderr=True, highlight=False)
-
-What = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG or RUN] [key.path=value ...]", help="Without a file: configs/tiny.yaml.", show_default=False
-    ),
-]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The Run's folder, such as runs/tiny.")]
-ClusterName = Annotated[
-    str | None, typer.Option("--cluster", help="Where to run: local, or a cluster's YAML file.", metavar="local|FILE")
-]
-Yes = Annotated[bool, typer.Option("--yes", help="Submit without asking, whatever it may cost.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-AfterJson = Annotated[bool, typer.Option("--json", help="Print what `status --json` does afterwards.")]
 
 
 def main() -> None:
@@ -71,14 +57,6 @@ def pass_on(run: Path, *words: str) -> int | None:
     from pipeline import remote
 
     return remote.pass_on(run, *words)
-
-
-def emit(text: str) -> None:
-    """Print a result; a reader that has seen enough (| head) is no failure, which it would be to typer."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.callback(invoke_without_command=True)
@@ -148,8 +126,10 @@ def status(run: RunPath, as_json: Json = False) -> int:
 def logs(
     run: RunPath,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as the Run goes on.")] = False,
-    stage: Annotated[str | None, typer.Option("--stage", help="Of this stage alone.")] = None,
-    lines: Annotated[int | None, typer.Option("-n", "--lines", min=1, help="The last lines of each file.")] = None,
+    stage: Annotated[str | None, typer.Option("--stage", metavar="STAGE", help="Of this stage alone.")] = None,
+    lines: Annotated[
+        int | None, typer.Option("-n", "--lines", metavar="N", min=1, help="The last lines of each file.")
+    ] = None,
 ) -> int:
     """Print the logs of a Run."""
     words = ["--follow" if follow else "", f"--stage={stage}" if stage else "", f"--lines={lines}" if lines else ""]
@@ -185,7 +165,11 @@ Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept
 
 
 @app.command()
-def promote(run: RunPath, step: Annotated[int, typer.Argument(metavar="STEP")], reason: Reason = "") -> int:
+def promote(
+    run: RunPath,
+    step: Annotated[int, typer.Argument(metavar="STEP", help="A step that has a checkpoint.")],
+    reason: Reason = "",
+) -> int:
     """Make the checkpoint of a step the released one, and keep it from being removed."""
     if (code := pass_on(run, "promote", str(step), f"--reason={reason}")) is not None:
         return code
@@ -253,7 +237,9 @@ def _as_json(run: Run, code: int) -> int:
 @app.command()
 def resume(
     run: RunPath,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key.path=value ...]")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key.path=value", help="Changes of the Run's config.")
+    ] = None,
     cluster: ClusterName = None,
     yes: Yes = False,
     as_json: AfterJson = False,
@@ -271,7 +257,8 @@ def resume(
 
 @app.command()
 def shell(
-    run: RunPath, limit: Annotated[str, typer.Option("--time", help="Time limit, as Slurm reads it.")] = "1:00:00"
+    run: RunPath,
+    limit: Annotated[str, typer.Option("--time", metavar="TIME", help="Time limit, as Slurm reads it.")] = "1:00:00",
 ) -> None:
     """Open a shell on a node of a Run's cluster, with the same options, GPUs and environment as its training."""
     from pipeline.config_load import load_run_config
@@ -300,7 +287,7 @@ def report(run: RunPath) -> None:
 @app.command()
 def export(
     run: RunPath,
-    step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="Without it: the newest checkpoint.")] = None,
+    step: Annotated[int | None, typer.Argument(metavar="STEP", help="Without it: the newest checkpoint.")] = None,
     precision: Annotated[str, typer.Option("--precision", metavar="fp32|bf16", help="Of the weights.")] = "fp32",
 ) -> int:
     """Write a checkpoint to RUN/export in Hugging Face's form, which transformers and vLLM load."""
@@ -315,13 +302,17 @@ def export(
 def generate(
     run: RunPath,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Of the section inference: temperature=0")
+        list[str] | None, typer.Argument(metavar="key=value", help="Of the section inference, such as temperature=0.")
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", help="Text to go on from; several are allowed.")
+        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="Text to go on from; several are allowed.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Prompts: .jsonl or .txt; - is standard input.")] = None,
-    step: Annotated[int | None, typer.Option("--step", help="Without it: the newest checkpoint.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Prompts: .jsonl or .txt; - is standard input.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="STEP", help="Without it: the newest checkpoint.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Let a checkpoint go on from prompts: one as it comes, several as JSON lines."""
@@ -333,82 +324,5 @@ def generate(
     return generate(wish)
 
 
-@app.command()
-def init(
-    cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster file.")] = False,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Without it: cluster.yaml.")] = None,
-    login: Annotated[
-        str | None,
-        typer.Option(
-            "--login", metavar="'ssh login01'", help="Words that reach the machine that has Slurm, if not this."
-        ),
-    ] = None,
-) -> None:
-    """Write a cluster file from what Slurm says about itself, here or by --login: init --cluster [FILE]."""
-    from pipeline.hints import command
-    from pipeline.init_cluster import DEFAULT_FILE, init_cluster
-    from pipeline.login import open_login
-    from pipeline.slurm import Slurm
-
-    if not cluster:
-        raise UserError(f"init writes a cluster file; write: {command('init', '--cluster', file or DEFAULT_FILE)}")
-    path = file or DEFAULT_FILE
-    place = open_login(login) if login is not None else None
-    init_cluster(path, Slurm(tuple(place.prefix), place.quoting) if place else Slurm(), place)
-    print(f"{path} is written. Look through it, then have it checked:\n  {command('doctor', '--cluster', path)}")
-
-
-@app.command()
-def doctor(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> int:
-    """Check a cluster from here, and a config against it: doctor [CONFIG] --cluster FILE."""
-    from pipeline import chain
-    from pipeline import doctor as doctors
-    from pipeline.cluster_load import open_cluster
-
-    if cluster is None:
-        raise UserError("doctor needs a cluster file; write: doctor --cluster FILE")
-    place = open_cluster(cluster, sys.executable)
-    config = chain.read_config(what, lambda run: place) if what else None
-    checks, code = doctors.doctor(place, config)
-    if as_json:
-        emit(json.dumps(doctors.to_json(checks), indent=2))
-    else:
-        doctors.print_checks(checks, Console(highlight=False))
-    return code
-
-
-@app.command()
-def image(
-    target: Annotated[str, typer.Option("--target", metavar="cpu|gpu", help="What it is for.")] = "cpu",
-    builder: Annotated[
-        str | None,
-        typer.Option("--builder", metavar="NAME", help="docker, podman, buildah, enroot, mmdebstrap: the first here."),
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option("--base", metavar="IMAGE", help="Built upon instead of the Dockerfile's.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", metavar="FOLDER", help="Without it: images.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Build the image that stages run in, and test it; nothing is built where it is there already."""
-    from pipeline import image as images
-    from pipeline.image_check import record_path
-
-    path, built = images.build(
-        target, builder, base, output or images.FOLDER, lambda text: talk.print(text, markup=False, soft_wrap=True)
-    )
-    if as_json:
-        record = json.loads(record_path(path).read_text(encoding="utf-8"))
-        emit(json.dumps({"path": str(path), "built": built} | record, indent=2))
-        return
-    if not built:
-        talk.print("nothing to build: all that it is made from is unchanged")
-    emit(str(path))
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of a config file, for editors."""
-    from pipeline.config_docs import config_schema
-
-    emit(json.dumps(config_schema(), indent=2))
+for verb in (cli_place.init, cli_place.doctor, cli_place.image, cli_place.schema):
+    app.command()(verb)

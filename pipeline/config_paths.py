@@ -17,6 +17,7 @@ from pipeline.config_types import has_control_characters
 from pipeline.errors import UserError
 from pipeline.hugging_face import check_folder
 from pipeline.prompts import read_prompts
+from pipeline.questions import read_questions
 from pipeline.yaml12 import KeyPath, shown
 
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})?")
@@ -49,19 +50,19 @@ def resolve_paths(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
         new = attempt(("data", number, "dataset"), old.dataset or "", lambda text: find_dataset(text, folder))
         return old.model_copy(update={"dataset": new})
 
+    def benchmark(number: int, old: BenchmarkSource) -> BenchmarkSource:
+        if old.path is None or old.path == PYTHON_DOCS:
+            return old
+        key = ("evaluate", "benchmarks", number, "path")
+        new = attempt(key, old.path, lambda text: find_questions(text, folder, old.kind))
+        return old.model_copy(update={"path": new})
+
     data = [source(number, old) for number, old in enumerate(config.data)]
     tokenize, tokenizer = config.tokenize, config.tokenize.tokenizer
     if tokenizer is not None:
         new = attempt(("tokenize", "tokenizer"), tokenizer, lambda text: find_file(text, folder))
         tokenize = tokenize.model_copy(update={"tokenizer": new})
-    benchmarks = [
-        old
-        if old.path in (None, PYTHON_DOCS)
-        else old.model_copy(
-            update={"path": attempt(("evaluate", "benchmarks", number, "path"), old.path, questions_of(old, folder))}
-        )
-        for number, old in enumerate(config.evaluate.benchmarks)
-    ]
+    benchmarks = [benchmark(number, old) for number, old in enumerate(config.evaluate.benchmarks)]
     evaluate = config.evaluate.model_copy(update={"benchmarks": benchmarks})
     pretrain, init_from = config.pretrain, config.pretrain.init_from
     if init_from is not None:
@@ -105,10 +106,16 @@ def find_prompts(text: str, folder: Path) -> str:
     return path
 
 
-def questions_of(benchmark: BenchmarkSource, folder: Path) -> Callable[[str], str]:
-    """Return how a Benchmark's path is found: a file of questions, or lm_eval's folder of task YAML."""
-    find = find_folder if benchmark.kind == "lm_eval" else find_file
-    return lambda text: find(text, folder)
+def find_questions(text: str, folder: Path, kind: str) -> str:
+    """Return the absolute path of a Benchmark: a file of questions, read through for mistakes, or lm_eval's folder."""
+    if kind == "lm_eval":
+        return find_folder(text, folder)
+    path = find_file(text, folder)
+    try:
+        read_questions(Path(path), kind)
+    except UserError as error:
+        raise PathError(f"cannot be used: {error}") from None
+    return path
 
 
 def expand(text: str) -> str:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import EXIT_DONE, EXIT_NO_PROGRESS, EXIT_STOPPED
-from pipeline.verdict import COMPLETE, CRASH, ENVIRONMENT, EXIT_CODES, HANG, LOST, OUT_OF_MEMORY, STOPPED
+from pipeline.verdict import COMPLETE, ENVIRONMENT, EXIT_CODES, LOST, OUT_OF_MEMORY, STOPPED
 
 # Verdicts that another attempt cannot change.
 FINAL = ("config", "storage", "diverged", "no_progress")
-# Those that a machine may be the cause of.
-HEALING = (CRASH, HANG, ENVIRONMENT, LOST, OUT_OF_MEMORY)
 TRIES = 2  # attempts in a row without a new step, after which the chain ends
 OUT_OF_MEMORY_ATTEMPTS = 2
 

@@ -90,7 +90,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     records = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not splitlines(): U+2028 and its like stand in texts of a model as they are
         try:
             record = json.loads(line)
         except ValueError:

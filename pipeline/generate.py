@@ -12,8 +12,9 @@ from pipeline.aside import run_aside
 from pipeline.config_load import load_config
 from pipeline.errors import UserError
 from pipeline.exporting import step_of
-from pipeline.prompts import as_text, check_prompt, read_prompts
+from pipeline.prompts import check_prompt, read_prompts
 from pipeline.run import Run
+from pipeline.text_files import as_text
 
 STDIN = "-"
 MOST_BYTES = 100_000  # of one word of a command line, which is how prompts reach a Run elsewhere

@@ -46,3 +46,20 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequenc
 def details(summary: str, *children: str, opened: bool = False) -> Html:
     """Return a part that the reader may fold."""
     return tag("details", tag("summary", summary), *children, **({"open": ""} if opened else {}))
+
+
+def bars(rows: Sequence[tuple[str, float, str, str]]) -> Html:
+    """Return bars of HTML, which need no script and print as they are: of (label, length, value as text, class) each.
+
+    The longest fills its track.
+    """
+    longest = max((length for _, length, _, _ in rows), default=0) or 1.0
+    cells = []
+    for label, length, told, kind in rows:
+        fill = tag("div", class_=f"fill {kind}".strip(), style=f"width:{100 * length / longest:.2f}%")
+        cells += [
+            tag("div", label, class_=kind),
+            tag("div", fill, class_="track"),
+            tag("div", told, class_=f"value {kind}".strip()),
+        ]
+    return tag("div", tag("div", *cells, class_="bars"), class_="panel")

@@ -176,7 +176,7 @@ def merge(findings: Iterable[Finding], nodes: int) -> list[Finding]:
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_records(folder: Path, model: type[Model], keep: Callable[[Model], bool]) -> list[Model]:
+def read_valid_records(folder: Path, model: type[Model], keep: Callable[[Model], bool]) -> list[Model]:
     """Read the records in a folder; what is being written, torn or of another kind is left out."""
     records = []
     for path in sorted(folder.glob("*.json")):

@@ -29,7 +29,8 @@ from pipeline.errors import EXIT_DONE, NotReadyError, UserError
 from pipeline.files import atomic_path, write_text
 from pipeline.hints import python_word, shown
 from pipeline.run import Run
-from pipeline.slurm import Slurm, clean_environment
+from pipeline.slurm import Slurm
+from pipeline.slurm_environment import clean_environment
 from pipeline.submit import PROJECT, code_files, describe_code, read_cluster
 from pipeline.yaml12_dump import dump
 

@@ -23,6 +23,7 @@ from pipeline.records import (
 )
 from pipeline.report_charts import Chart, plotly_source, score_charts, scripts, training_charts
 from pipeline.report_data import text_charts
+from pipeline.report_scores import scores
 from pipeline.run import Run
 from pipeline.status import read_status
 from pipeline.units import moment
@@ -50,7 +51,7 @@ def render(run: Run) -> str:
     curves, over_steps = training_charts(metrics), score_charts(status.scores, status.compressors)
     drawn, samples = plotly_source() is not None, read_samples(run)
     sections: list[Section] = [
-        ("Scores", parts.scores(status, over_steps if drawn else [])),
+        ("Scores", scores(status, over_steps if drawn else [])),
         ("Training", parts.training(metrics, curves if drawn else []) if metrics else Html("")),
         ("Time", parts.time_split(status)),
         ("Samples", parts.samples(samples, _samples_record(run, samples))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.markup import Html, join, tag
+from pipeline.markup import Html, bars, join, tag
 from pipeline.records import Record, whole
 from pipeline.units import short, size
 
@@ -46,17 +46,9 @@ def _leaks(index: Record) -> Html:
 
 def _lengths(lengths: Points) -> Html:
     """Draw the documents of each power of two of bytes as bars."""
-    most = max(number for _, number in lengths)
-    cells = []
-    for start, number in lengths:
-        fill = tag("div", class_="fill", style=f"width:{100 * number / most:.2f}%")
-        cells += [
-            tag("div", f"{size(start)} to {size(2 * start)}"),
-            tag("div", fill, class_="track"),
-            tag("div", f"{number:,}", class_="value"),
-        ]
+    rows = [(f"{size(start)} to {size(2 * start)}", number, f"{number:,}", "") for start, number in lengths]
     note = tag("p", "Documents of the train split by their length.", class_="note")
-    return join([note, tag("div", tag("div", *cells, class_="bars"), class_="panel")])
+    return join([note, bars(rows)])
 
 
 def _curve(frequencies: Points) -> Html:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pipeline.markup import Html, details, join, table, tag
+from pipeline.markup import Html, bars, details, join, table, tag
 from pipeline.records import Record, Sample, number, whole
 from pipeline.report_charts import Chart, figure, thinned
-from pipeline.score_table import make_table
 from pipeline.status import SUCCESS, Status
-from pipeline.status_view import beats, compared
+from pipeline.status_view import beats
 from pipeline.units import duration, moment, short, size
 
 LOG_TAIL_BYTES, LOG_TAIL_LINES = 8192, 15
@@ -113,71 +111,6 @@ def tiles(status: Status, metrics: list[Record], seconds: float) -> Html:
     return tag("div", *shown, class_="tiles") if shown else Html("")
 
 
-def scores(status: Status, charts: list[Chart]) -> Html:
-    """Return bits per byte beside the compressors as bars, then all Scores in a table."""
-    if not status.scores and not status.compressors:
-        return Html("")
-    listed = [_score_table(status), _score_details(status)] if status.scores else []
-    return join([_bars(status), *[figure(chart) for chart in charts], *listed])
-
-
-def _score_table(status: Status) -> Html:
-    """Return steps x Benchmarks, each Score with its standard error."""
-    found = make_table(status.scores)
-    names = [f"{name.replace('_', ' ')} ({unit})" for name, unit in zip(found.benchmarks, found.units, strict=True)]
-    rows = [
-        (
-            f"{step:,}",
-            *[str(cell) if cell else "" for cell in cells],
-            ", ".join(["newest"] * (step == found.newest) + ["released"] * (step == status.released)),
-        )
-        for step, cells in found.rows
-    ]
-    return table(("step", *names, "* best"), rows, numbers=range(len(names) + 1))
-
-
-def _score_details(status: Status) -> Html:
-    """Return what each Score was divided by, and what it took."""
-    rows = [(f"{score.step:,}", score.benchmark, *_detail_cells(score.details)) for score in status.scores]
-    titles = ("step", "benchmark", "nll per token", "perplexity per token", "tokens", "bytes", "questions", "seconds")
-    note = "Numbers per token compare models of one tokenizer only; those per byte compare any."
-    return details("Scores in detail", tag("p", note, class_="note"), table(titles, rows, numbers=(0, *range(2, 8))))
-
-
-def _detail_cells(record: Record) -> Iterable[str]:
-    nll, perplexity = number(record.get("nll_per_token")), number(record.get("perplexity_per_token"))
-    yield f"{nll:.4f}" if nll is not None else ""
-    yield f"{perplexity:,.2f}" if perplexity is not None else ""
-    for key in ("tokens", "bytes", "questions"):
-        yield f"{value:,}" if (value := whole(record.get(key))) is not None else ""
-    seconds = number(record.get("seconds"))
-    yield f"{seconds:.1f}" if seconds is not None else ""
-
-
-def _bars(status: Status) -> Html:
-    """Draw bits per byte as bars of HTML: they need no script, and print as they are."""
-    bars = [(name, value, "") for name, value in status.compressors.items()]
-    if scored := [score for score in status.scores if score.benchmark == "bits_per_byte"]:
-        bars.append((f"this model, step {scored[-1].step:,}", scored[-1].score, "model"))
-    if not bars:
-        return Html("")
-    longest = max(value for _, value, _ in bars) or 1.0
-    cells = []
-    for name, value, kind in sorted(bars, key=lambda bar: -bar[1]):
-        fill = tag("div", class_=f"fill {kind}".strip(), style=f"width:{100 * value / longest:.2f}%")
-        cells += [
-            tag("div", name, class_=kind),
-            tag("div", fill, class_="track"),
-            tag("div", f"{value:.3f}", class_=f"value {kind}".strip()),
-        ]
-    note = "Bits per byte of the validation text; fewer is better. "
-    if comparison := beats(status):
-        sentence = compared(*comparison)
-        note += f"The model {sentence if sentence.startswith('beats') else 'is ' + sentence}. "
-    note += "The size of the model itself is not counted."
-    return join([tag("p", note, class_="note"), tag("div", tag("div", *cells, class_="bars"), class_="panel")])
-
-
 def training(metrics: list[Record], charts: list[Chart]) -> Html:
     """Return the curves, and a few of their points as a table."""
     rows = [metrics[at] for at in thinned(len(metrics), CURVE_ROWS)]
@@ -205,18 +138,13 @@ def time_split(status: Status) -> Html:
     split = status.time
     if split is None or split.wall <= 0:
         return Html("")
-    seconds = split.to_json()
-    longest = max(seconds.values()) or 1.0
-    cells = []
-    for kind, value in seconds.items():
-        fill = tag(
-            "div", class_="fill model" if kind == "step" else "fill", style=f"width:{100 * value / longest:.2f}%"
-        )
-        name = {"startup": "start-up", "repeated": "repeated steps"}.get(kind, kind)
-        told = f"{value / split.wall:.1%}"
-        cells += [tag("div", name), tag("div", fill, class_="track"), tag("div", told, class_="value")]
+    names = {"startup": "start-up", "repeated": "repeated steps"}
+    rows = [
+        (names.get(kind, kind), seconds, f"{seconds / split.wall:.1%}", "model" if kind == "step" else "")
+        for kind, seconds in split.to_json().items()
+    ]
     note = f"What the {duration(split.wall)} from the first start of pretrain on went into; steps are the goodput."
-    return join([tag("p", note, class_="note"), tag("div", tag("div", *cells, class_="bars"), class_="panel")])
+    return join([tag("p", note, class_="note"), bars(rows)])
 
 
 def _digits(value: Any) -> str:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Values = dict[str, list[float]]
+Values = dict[str, list[float]]  # name -> numbers, in the order of batches
 Record = dict[str, Any]
 LOWER_IS_BETTER = frozenset({"bits/byte"})
 

@@ -23,10 +23,9 @@ from pipeline.config import Config
 from pipeline.files import write_json
 from pipeline.records import Record, number, read_metrics, read_record, read_scores, tokens_per_second, whole
 from pipeline.run import Run
-from pipeline.score_kinds import SCORES
+from pipeline.score_kinds import SCORES, Values
 from pipeline.steps import MANIFEST
 
-Values = dict[str, list[float]]  # name -> numbers, in the order of batches
 FIRST_UNIT_BATCHES = 16  # where nothing was measured yet
 
 

@@ -10,7 +10,7 @@ from pipeline.errors import UserError
 from pipeline.flags import gpus_of
 from pipeline.hints import command
 from pipeline.run import Run
-from pipeline.slurm import clean_environment
+from pipeline.slurm_environment import clean_environment
 from pipeline.slurm_options import option_words
 from pipeline.submit import read_cluster
 

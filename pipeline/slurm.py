@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple
 
 from pipeline.node_lists import expand_node_list
+from pipeline.slurm_environment import FOREIGN_NAMES, clean_environment
 from pipeline.slurm_errors import LOGIN_HINT, Answer, SlurmError, SlurmRefused, is_refusal, said_by
 from pipeline.slurm_jobs import (
     COLUMNS,
@@ -30,18 +31,6 @@ from pipeline.slurm_jobs import (
 from pipeline.slurm_priority import SPRIO_COLUMNS, SSHARE_COLUMNS, Priority, from_sprio, from_sshare
 from pipeline.slurm_states import ENDED, normal_state
 from pipeline.window import NODE_COLUMNS, PLANNED_COLUMNS
-
-# What a parent job or a person's shell tells Slurm's commands: columns, filters, resources. None of it is for us.
-FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL|SPRIO|SSHARE|PIPELINE|PYXIS)_|PMI")
-KEPT = frozenset({"SLURM_CONF"})
-# The same for commands that run elsewhere, where only names can be taken away.
-FOREIGN_NAMES = (
-    "SQUEUE_FORMAT SQUEUE_FORMAT2 SQUEUE_ACCOUNT SQUEUE_ALL SQUEUE_ARRAY SQUEUE_CLUSTERS SQUEUE_NAMES SQUEUE_PARTITION "
-    "SQUEUE_QOS SQUEUE_SORT SQUEUE_STATES SQUEUE_USERS SACCT_FORMAT SINFO_FORMAT SINFO_PARTITION SINFO_SORT "
-    "SLURM_CLUSTERS SLURM_TIME_FORMAT SLURM_JOB_ID SLURM_MEM_PER_CPU SLURM_MEM_PER_NODE SLURM_EXPORT_ENV "
-    "SBATCH_PARTITION SBATCH_ACCOUNT SBATCH_QOS SBATCH_TIMELIMIT SBATCH_EXPORT SBATCH_ARRAY_INX "
-    "PYXIS_CONTAINER_IMAGE PYXIS_CONTAINER_NAME"
-).split()
 
 # Through how many shells the prefix passes: none, one as `ssh` and `su -c` do, or two as `ssh login01 su - user -c`.
 Quoting = Literal["argv", "one-string", "two-strings"]
@@ -59,12 +48,6 @@ class Partition(NamedTuple):
     cpus: int
     memory: int
     gres: str
-
-
-def clean_environment() -> dict[str, str]:
-    """Return this process's environment without what other jobs and people's shells tell Slurm's commands."""
-    kept = {name: value for name, value in os.environ.items() if name in KEPT or not FOREIGN.match(name)}
-    return kept | {"LC_ALL": "C"}
 
 
 @dataclass(frozen=True)

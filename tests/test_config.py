@@ -78,7 +78,7 @@ def test_a_name_is_enough(load: Load) -> None:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("12:00:00", "0-12:00:00"),  # B01: 43200 for a YAML 1.1 reader
+        ("12:00:00", "0-12:00:00"),  # 43200 for a YAML 1.1 reader
         ("8:00:00", "0-08:00:00"),
         ("1:30", "0-00:02:00"),  # minutes and seconds, rounded up
         ("90", "0-01:30:00"),
@@ -94,7 +94,7 @@ def test_a_name_is_enough(load: Load) -> None:
         ("0:01", "0-00:01:00"),
     ],
 )
-def test_b01_b02_ym_01_times(load: Load, written: str, meant: str) -> None:
+def test_times(load: Load, written: str, meant: str) -> None:
     assert load(f"pretrain: {{time: {written}}}").pretrain.time == meant
     assert load("", f"pretrain.time={written}").pretrain.time == meant
 
@@ -110,7 +110,7 @@ def test_canonical_times_stay_as_they_are(minutes: int) -> None:
     ("written", "meant"),
     [("1e-4", 1e-4), ("6e-5", 6e-5), ("1.0e-4", 1e-4), (".5", 0.5), ("'3e-4'", 3e-4), ("1", 1.0), ('"0.1"', 0.1)],
 )
-def test_b03_ym_02_numbers(load: Load, written: str, meant: float) -> None:
+def test_numbers(load: Load, written: str, meant: float) -> None:
     value = load(f"pretrain: {{learning_rate: {written}}}").pretrain.learning_rate
     assert (value, type(value)) == (meant, float)
 
@@ -130,7 +130,7 @@ def test_options_of_slurm_are_kept_as_typed(load: Load) -> None:
 
 
 @pytest.mark.parametrize("written", ["1000", "1_000", "1e3", "'1000'", "1000.0", "0x3e8"])
-def test_b06_whole_numbers(load: Load, written: str) -> None:
+def test_whole_numbers(load: Load, written: str) -> None:
     value = load(f"pretrain: {{max_steps: {written}}}").pretrain.max_steps
     assert (value, type(value)) == (1000, int)
 
@@ -171,7 +171,7 @@ def test_words_of_yaml_1_1_are_words(load: Load) -> None:
     assert load("name: on").name == "on"
 
 
-def test_b15_homes_and_variables_are_filled_in(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_homes_and_variables_are_filled_in(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").touch()
     (tmp_path / "$odd.txt").touch()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -188,79 +188,82 @@ def test_b15_homes_and_variables_are_filled_in(load: Load, tmp_path: Path, monke
 
 SECTIONED: dict[str, tuple[str, str]] = {
     # times
-    "B02 zero": ("pretrain: {time: 0}", "pretrain.time: 0 gives no time at all; write at least 1 minute"),
-    "B02 zero with seconds": ("pretrain: {time: '0:00'}", "'0:00' gives no time at all"),
-    "B02 negative": ("pretrain: {time: -5}", "pretrain.time: -5 is not a time limit; write D-HH:MM:SS"),
-    "B02 61 minutes": ("pretrain: {time: 25:61:00}", "'25:61:00' is not a time limit: minutes and seconds end at 59"),
-    "B02 25 hours of a day": ("pretrain: {time: 1-25}", "hours after days at 23"),
-    "B02 word": ("pretrain: {time: 1d}", "'1d' is not a time limit"),
-    "B02 endless": ("pretrain: {time: UNLIMITED}", "'UNLIMITED' is not a time limit"),
-    "B02 fraction": ("pretrain: {time: 1.5}", "1.5 is not a time limit"),
-    "B02 too long": ("pretrain: {time: 9999-00}", "more than ten years"),
+    "zero": ("pretrain: {time: 0}", "pretrain.time: 0 gives no time at all; write at least 1 minute"),
+    "zero with seconds": ("pretrain: {time: '0:00'}", "'0:00' gives no time at all"),
+    "negative": ("pretrain: {time: -5}", "pretrain.time: -5 is not a time limit; write D-HH:MM:SS"),
+    "61 minutes": ("pretrain: {time: 25:61:00}", "'25:61:00' is not a time limit: minutes and seconds end at 59"),
+    "25 hours of a day": ("pretrain: {time: 1-25}", "hours after days at 23"),
+    "word": ("pretrain: {time: 1d}", "'1d' is not a time limit"),
+    "endless": ("pretrain: {time: UNLIMITED}", "'UNLIMITED' is not a time limit"),
+    "fraction": ("pretrain: {time: 1.5}", "1.5 is not a time limit"),
+    "too long": ("pretrain: {time: 9999-00}", "more than ten years"),
     # numbers
-    "B03 half a number": (
+    "half a number": (
         "pretrain: {learning_rate: 3e}",
         "pretrain.learning_rate: '3e' is not a number; write for example",
     ),
-    "B04 .nan": ("pretrain: {weight_decay: .nan}", "pretrain.weight_decay: .nan is not a finite number"),
-    "B04 .inf": ("pretrain: {weight_decay: -.inf}", "-.inf is not a finite number"),
-    "B04 overflow": ("pretrain: {weight_decay: 1e999}", "1e999 is not a finite number"),
-    "B04 nan": ("pretrain: {weight_decay: nan}", "'nan' is not a number"),
-    "B05 bool as number": ("pretrain: {max_steps: true}", "pretrain.max_steps: true is not a whole number"),
-    "B05 bool as fraction": ("pretrain: {weight_decay: false}", "false is not a number"),
-    "B05 bool as text": ("name: true", "name: true means true or false here, and text is needed; put quotes around it"),
-    "B05 text as bool": ("model: {qk_norm: yes}", "'yes' is neither true nor false"),
-    "B05 number as bool": ("model: {qk_norm: 1}", "1 is neither true nor false"),
-    "B06 octal as text": (
+    ".nan": ("pretrain: {weight_decay: .nan}", "pretrain.weight_decay: .nan is not a finite number"),
+    ".inf": ("pretrain: {weight_decay: -.inf}", "-.inf is not a finite number"),
+    "overflow": ("pretrain: {weight_decay: 1e999}", "1e999 is not a finite number"),
+    "nan": ("pretrain: {weight_decay: nan}", "'nan' is not a number"),
+    "bool as number": ("pretrain: {max_steps: true}", "pretrain.max_steps: true is not a whole number"),
+    "bool as fraction": ("pretrain: {weight_decay: false}", "false is not a number"),
+    "bool as text": ("name: true", "name: true means true or false here, and text is needed; put quotes around it"),
+    "text as bool": ("model: {qk_norm: yes}", "'yes' is neither true nor false"),
+    "number as bool": ("model: {qk_norm: 1}", "1 is neither true nor false"),
+    "octal as text": (
         "name: 0123",
         "name: 0123 means a number here, and text is needed; put quotes around it: '0123'",
     ),
-    "B06 version as text": ("inference: {prompts: [3.10]}", "inference.prompts[0]: 3.10 means a number here"),
-    "B06 fraction of a step": ("pretrain: {max_steps: 1.5}", "1.5 is not a whole number"),
-    "B06 so many digits": ("pretrain: {max_steps: " + "9" * 5000 + "}", "is not a whole number"),
+    "version as text": ("inference: {prompts: [3.10]}", "inference.prompts[0]: 3.10 means a number here"),
+    "fraction of a step": ("pretrain: {max_steps: 1.5}", "1.5 is not a whole number"),
+    "so many digits": ("pretrain: {max_steps: " + "9" * 5000 + "}", "is not a whole number"),
     # keys
-    "B08 misspelt": ("pretrain: {learning_rte: 1}", "pretrain.learning_rte: unknown key; did you mean learning_rate?"),
-    "B08 hyphens": ("pretrain: {max-steps: 1}", "unknown key; did you mean max_steps?"),
-    "B08 upper case": ("Pretrain: {max_steps: 1}", "Pretrain: unknown key; did you mean pretrain?"),
-    "B08 misspelt section": ("pretrian: {max_steps: 1}", "pretrian: unknown key; did you mean pretrain?"),
-    "B08 other's name": ("pretrain: {lr: 1}", "unknown key; did you mean learning_rate?"),
-    "B08 other's name elsewhere": ("n_layers: 3", "unknown key; did you mean model.num_hidden_layers?"),
-    "B08 in the wrong section": ("model: {learning_rate: 1}", "unknown key; it belongs under pretrain"),
-    "B08 too high": ("learning_rate: 1", "unknown key; it belongs under pretrain"),
-    "B08 too low": ("pretrain: {runs_dir: x}", "unknown key; it belongs at the top of the file"),
-    "B08 dotted": ("pretrain.max_steps: 5", "unknown key; write max_steps below pretrain:"),
-    "B08 nothing near": ("model: {zzzzzz: 1}", "unknown key; remove it; the keys under model are hidden_size"),
-    "B08 in a source": (
+    "misspelt": ("pretrain: {learning_rte: 1}", "pretrain.learning_rte: unknown key; did you mean learning_rate?"),
+    "hyphens": ("pretrain: {max-steps: 1}", "unknown key; did you mean max_steps?"),
+    "upper case": ("Pretrain: {max_steps: 1}", "Pretrain: unknown key; did you mean pretrain?"),
+    "misspelt section": ("pretrian: {max_steps: 1}", "pretrian: unknown key; did you mean pretrain?"),
+    "other's name": ("pretrain: {lr: 1}", "unknown key; did you mean learning_rate?"),
+    "other's name elsewhere": ("n_layers: 3", "unknown key; did you mean model.num_hidden_layers?"),
+    "in the wrong section": ("model: {learning_rate: 1}", "unknown key; it belongs under pretrain"),
+    "too high": ("learning_rate: 1", "unknown key; it belongs under pretrain"),
+    "too low": ("pretrain: {runs_dir: x}", "unknown key; it belongs at the top of the file"),
+    "dotted": ("pretrain.max_steps: 5", "unknown key; write max_steps below pretrain:"),
+    "nothing near": ("model: {zzzzzz: 1}", "unknown key; remove it; the keys under model are hidden_size"),
+    "in a source": (
         "data: [{path: python-stdlib, field: x}]",
         "data[0].field: unknown key; did you mean text_field?",
     ),
-    "B09 no blank below": ("pretrain:\n  max_steps:10", "pretrain: 'max_steps:10' is one text, not keys with values"),
-    "B09 no blank in braces": ("pretrain: {max_steps:10}", "unknown key; put a blank after the colon"),
-    "B09 section as list": ("pretrain: [a]", "pretrain: a list where keys with values are needed"),
+    "no blank below": ("pretrain:\n  max_steps:10", "pretrain: 'max_steps:10' is one text, not keys with values"),
+    "no blank in braces": ("pretrain: {max_steps:10}", "unknown key; put a blank after the colon"),
+    "section as list": ("pretrain: [a]", "pretrain: a list where keys with values are needed"),
     # nothing
-    "B12 data": ("data:", "data: has no value; write for example `data: python-stdlib`"),
-    "B12 section": ("pretrain:", "pretrain: is an empty section; write keys below it"),
-    "B12 number": ("pretrain: {max_steps: }", "pretrain.max_steps: has no value; write for example `max_steps: "),
-    "B12 name": ("name: null", "name: has no value; write for example `name: my-model`"),
-    "B12 no path": ("data: {path: null}", "data: a mapping needs exactly one of path and dataset"),
-    "B12 empty list": ("data: []", "data: a list is an empty list; write for example `data: python-stdlib`"),
-    "B12 no prompts": ("inference: {prompts: []}", "write at least one item"),
-    "B12 empty prompt": ("inference: {prompts: ['']}", "'' is an empty prompt"),
-    "B12 empty text": ("runs_dir: ' '", "runs_dir: ' ' is empty"),
+    "data": ("data:", "data: has no value; write for example `data: python-stdlib`"),
+    "section": ("pretrain:", "pretrain: is an empty section; write keys below it"),
+    "number without value": (
+        "pretrain: {max_steps: }",
+        "pretrain.max_steps: has no value; write for example `max_steps: ",
+    ),
+    "name without value": ("name: null", "name: has no value; write for example `name: my-model`"),
+    "no path": ("data: {path: null}", "data: a mapping needs exactly one of path and dataset"),
+    "empty list": ("data: []", "data: a list is an empty list; write for example `data: python-stdlib`"),
+    "no prompts": ("inference: {prompts: []}", "write at least one item"),
+    "empty prompt": ("inference: {prompts: ['']}", "'' is an empty prompt"),
+    "empty text": ("runs_dir: ' '", "runs_dir: ' ' is empty"),
     # ranges
-    "B13 batch": ("pretrain: {global_batch_size: 0}", "0 is out of range; it must be at least 1"),
-    "B13 steps": ("pretrain: {max_steps: -1}", "-1 is out of range; it must be at least 1"),
-    "B13 vocabulary": ("tokenize: {vocab_size: 0}", "0 is out of range; it must be at least 300 and at most 1000000"),
-    "B13 context": ("pretrain: {sequence_length: 0}", "0 is out of range; it must be at least 2"),
-    "B13 keep_last": ("pretrain: {keep_last: 0}", "0 is out of range; it must be at least 1"),
-    "B13 rate": ("pretrain: {learning_rate: 0}", "0 is out of range; it must be more than 0"),
-    "B13 slip of the finger": ("pretrain: {max_steps: 10000000000000}", "at most 1e12"),
-    "B13 three betas": ("pretrain: {betas: [0.9, 0.9, 0.9]}", "pretrain.betas: exactly two numbers are needed"),
-    "B13 one beta": ("pretrain: {betas: 0.9}", "0.9 where a list is needed; write for example [0.9, "),
-    "B13 beta": ("pretrain: {betas: [0.9, 1]}", "pretrain.betas[1]: 1 is out of range; it must be less than 1"),
-    "B13 choice": ("pretrain: {optimizer: sgd}", "'sgd' is not one of muon, adamw; write one of them"),
-    "B13 compile": ("pretrain: {compile: 1}", "1 is not one of auto, true, false"),
-    "B13 checkpoints": (
+    "no batch": ("pretrain: {global_batch_size: 0}", "0 is out of range; it must be at least 1"),
+    "steps": ("pretrain: {max_steps: -1}", "-1 is out of range; it must be at least 1"),
+    "vocabulary": ("tokenize: {vocab_size: 0}", "0 is out of range; it must be at least 300 and at most 1000000"),
+    "no context": ("pretrain: {sequence_length: 0}", "0 is out of range; it must be at least 2"),
+    "keep_last": ("pretrain: {keep_last: 0}", "0 is out of range; it must be at least 1"),
+    "rate": ("pretrain: {learning_rate: 0}", "0 is out of range; it must be more than 0"),
+    "slip of the finger": ("pretrain: {max_steps: 10000000000000}", "at most 1e12"),
+    "three betas": ("pretrain: {betas: [0.9, 0.9, 0.9]}", "pretrain.betas: exactly two numbers are needed"),
+    "one beta": ("pretrain: {betas: 0.9}", "0.9 where a list is needed; write for example [0.9, "),
+    "beta": ("pretrain: {betas: [0.9, 1]}", "pretrain.betas[1]: 1 is out of range; it must be less than 1"),
+    "choice": ("pretrain: {optimizer: sgd}", "'sgd' is not one of muon, adamw; write one of them"),
+    "compile": ("pretrain: {compile: 1}", "1 is not one of auto, true, false"),
+    "checkpoints": (
         "evaluate: {checkpoints: [frist]}",
         "evaluate.checkpoints[0]: 'frist' is not one of first, last",
     ),
@@ -276,6 +279,10 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "name: x\nevaluate: {benchmarks: [{name: mine, path: ./none.jsonl}]}",
         "evaluate.benchmarks[0].path: './none.jsonl' is not there: no file",
     ),
+    "questions that are none": (
+        "name: x\nevaluate: {benchmarks: [{name: mine, path: ./x.yaml}]}",
+        "x.yaml:1: not JSON (Expecting value: line 1 column 1 (char 0)); each line is an object, such as",
+    ),
     "a Benchmark twice": (
         "evaluate: {benchmarks: [python-docs, python-docs]}",
         "names the Benchmark python-docs twice, whose Scores are one file; give one another name",
@@ -288,58 +295,58 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "evaluate: {gate: [{benchmark: arc, below: 0.2}]}",
         "evaluate.gate: a rule is about arc, which is not scored; name one of bits_per_byte, or add it to benchmarks",
     ),
-    "B33 none": ("tokenize: {validation_fraction: 0}", "it must be more than 0 and at most 0.5"),
-    "B33 all": ("tokenize: {validation_fraction: 1}", "it must be more than 0 and at most 0.5"),
-    "B37 temperature": ("inference: {temperature: -1}", "-1 is out of range; it must be at least 0"),
-    "B37 temperature nan": ("inference: {temperature: .nan}", ".nan is not a finite number"),
-    "B37 top_k": ("inference: {top_k: 0}", "0 is out of range; it must be at least 1"),
-    "B37 top_k and vocabulary": (
+    "none": ("tokenize: {validation_fraction: 0}", "it must be more than 0 and at most 0.5"),
+    "all": ("tokenize: {validation_fraction: 1}", "it must be more than 0 and at most 0.5"),
+    "temperature": ("inference: {temperature: -1}", "-1 is out of range; it must be at least 0"),
+    "temperature nan": ("inference: {temperature: .nan}", ".nan is not a finite number"),
+    "top_k": ("inference: {top_k: 0}", "0 is out of range; it must be at least 1"),
+    "top_k and vocabulary": (
         "inference: {top_k: 301}\ntokenize: {vocab_size: 300}",
         "inference.top_k: top_k 301 is more than tokenize.vocab_size 300; set top_k to 300 or less",
     ),
-    "B37 top_p 0": ("inference: {top_p: 0}", "it must be more than 0 and at most 1"),
-    "B37 top_p 1.1": ("inference: {top_p: 1.1}", "it must be more than 0 and at most 1"),
-    "B37 max_new_tokens": ("inference: {max_new_tokens: 0}", "it must be at least 1"),
-    "B37 seed": ("inference: {seed: 18446744073709551616}", "it must be at least 0 and at most 4294967295"),
+    "top_p 0": ("inference: {top_p: 0}", "it must be more than 0 and at most 1"),
+    "top_p 1.1": ("inference: {top_p: 1.1}", "it must be more than 0 and at most 1"),
+    "max_new_tokens": ("inference: {max_new_tokens: 0}", "it must be at least 1"),
+    "seed": ("inference: {seed: 18446744073709551616}", "it must be at least 0 and at most 4294967295"),
     # between keys
-    "B13 heads": (
+    "heads": (
         "model: {hidden_size: 100, num_attention_heads: 6}",
         "model.hidden_size: hidden_size 100 is not a multiple of num_attention_heads 6; set hidden_size to 96 or 108",
     ),
-    "B13 odd heads": (
+    "odd heads": (
         "model: {hidden_size: 27, num_attention_heads: 9}",
         "27 / num_attention_heads 9 = 3, but the size of a head must be even",
     ),
-    "B13 key/value heads": (
+    "key/value heads": (
         "model: {hidden_size: 96, num_attention_heads: 6, num_key_value_heads: 4}",
         "model.num_key_value_heads: num_attention_heads 6 is not a multiple of num_key_value_heads 4; "
         "set num_key_value_heads to one of 1, 2, 3, 6",
     ),
-    "B13 warm-up": (
+    "warm-up": (
         "pretrain: {warmup_steps: 11, max_steps: 10}",
         "pretrain.warmup_steps: warmup_steps 11 is more than max_steps 10; set warmup_steps to 10 or less",
     ),
-    "B14 decay": (
+    "decay": (
         "pretrain: {warmup_steps: 60, max_steps: 100, decay_fraction: 0.5, schedule: wsd}",
         "warmup_steps 60 and a decay of 50 steps (decay_fraction 0.5 x max_steps 100) do not fit into max_steps; "
         "set warmup_steps to 50 or less",
     ),
-    "B14 batch": (
+    "batch and micro batch": (
         "pretrain: {global_batch_size: 10, nproc_per_node: 2, micro_batch_size: 4}",
         "pretrain.global_batch_size: 10 sequences cannot be shared out evenly over 2 ranks x micro_batch_size 4 = 8; "
         "set global_batch_size to 8 or 16",
     ),
-    "B14 batch by ranks": (
+    "batch by ranks": (
         "pretrain: {global_batch_size: 2, nproc_per_node: 4}",
         "2 sequences cannot be shared out evenly over 4 ranks; set global_batch_size to 4",
     ),
-    "B14 batch over nodes": (
+    "batch over nodes": (
         "pretrain: {global_batch_size: 6, nproc_per_node: 2, nodes: 2}",
         "6 sequences cannot be shared out evenly over 4 ranks; set global_batch_size to 4 or 8",
     ),
-    "B21 no nodes": ("pretrain: {nodes: 0}", "0 is out of range; it must be at least 1 and at most 100000"),
-    "B21 a range of nodes": ("pretrain: {nodes: 1-4}", "'1-4' is not a whole number"),
-    "B21 no segments": ("pretrain: {segments: 0}", "0 is out of range"),
+    "no nodes": ("pretrain: {nodes: 0}", "0 is out of range; it must be at least 1 and at most 100000"),
+    "a range of nodes": ("pretrain: {nodes: 1-4}", "'1-4' is not a whole number"),
+    "no segments": ("pretrain: {segments: 0}", "0 is out of range"),
     # options of Slurm
     "option of the plan": (
         "pretrain: {sbatch: {nodes: 4}}",
@@ -370,12 +377,12 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "partition: gpu",
         "goes below sbatch: of preflight or tokenize or pretrain or evaluate or inference",
     ),
-    "B14 context": (
+    "context and new tokens": (
         "pretrain: {sequence_length: 64}\ninference: {max_new_tokens: 64}",
         "max_new_tokens 64 and at least one token of prompt are more than pretrain.sequence_length 64; "
         "set max_new_tokens to 63 or less",
     ),
-    "B14 stride": (
+    "stride": (
         "pretrain: {sequence_length: 200}\nevaluate: {stride: 201}",
         "evaluate.stride: stride 201 is more than pretrain.sequence_length 200; set stride to 200 or less",
     ),
@@ -384,37 +391,37 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "data: some sources have a weight, but item 2, 3 has none; give each source a weight, or none",
     ),
     # paths
-    "B15 unset": ("data: $UNSET_X/x", "data: '$UNSET_X/x' uses the variable UNSET_X, which is not set"),
-    "B15 empty": ("data: $EMPTY_X/x", "uses the variable EMPTY_X, which is not set"),
-    "B15 nobody": ("data: ~no-such-user/x", "begins with ~, but there is no such home folder here"),
-    "B15 half": ("data: ${A", "has a $ that begins no variable"),
-    "B15 shell": ("data: ${A:-/x}", "has a $ that begins no variable"),
-    "B15 runs_dir": ("runs_dir: $UNSET_X/x", "runs_dir: '$UNSET_X/x' uses the variable UNSET_X"),
-    "B15 tokenizer": ("tokenize: {tokenizer: $UNSET_X}", "tokenize.tokenizer: '$UNSET_X' uses the variable"),
-    "B17 missing": ("data: no.txt", "data: 'no.txt' is not there: no file or folder no.txt; mend the path"),
-    "B17 missing in list": ("data: [python-stdlib, no.txt]", "data[1]: 'no.txt' is not there"),
-    "B17 missing in mapping": ("data: {path: no.txt}", "data.path: 'no.txt' is not there"),
-    "B17 a dataset": ("data: owner/name", "for a dataset on the Hugging Face hub write hf:owner/name"),
-    "B17 no match": ("data: '*.nothing'", "'*.nothing' matches no file: *.nothing; mend the pattern"),
-    "B17 no text": ("data: x.yaml", "data: 'x.yaml' is a file of an unknown kind; known: .txt, .md, .py, .jsonl"),
-    "B17 no text in glob": ("data: '*.yaml'", "'*.yaml' matches 1 names, but no file of a known kind"),
-    "B17 no text in folder": ("data: .", "data: '.' holds no text: .jsonl, .md, .parquet, .txt are read"),
-    "B17 odd pattern": ("data: 'x[z-a]*'", "matches no file"),
-    "B17 URL": ("data: https://example.org/x", "is a URL, which is not read; download it"),
-    "B17 hub as path": ("data: {path: hf:o/n}", "is a dataset, not a path; write `dataset: o/n`"),
-    "B17 loop": ("data: loop", "data: 'loop' cannot be looked at: Too many levels of symbolic links"),
-    "B17 broken link": ("data: dangling", "data: 'dangling' is a link to something that is not there"),
-    "B17 pipe": ("data: pipe", "data: 'pipe' is neither a file nor a folder"),
-    "B17 file as folder": ("data: x.yaml/y", "is not there"),
-    "B17 folder as file": ("tokenize: {tokenizer: .}", "'.' is a folder, and a file is needed"),
-    "B17 missing tokenizer": ("tokenize: {tokenizer: t.model}", "tokenize.tokenizer: 't.model' is not there"),
-    "B17 file as dataset": ("data: {dataset: ./x.yaml}", "is a file, not a folder of a dataset; write it as `path`"),
-    "B17 control character": ('data: "a\\nb"', "data: 'a\\nb' holds control characters"),
-    "B17 long": ("data: " + "x" * 5000, "File name too long"),
-    "B17 no hub name": ("data: 'hf:a b'", "is not a dataset on the hub; write owner/name"),
-    "B17 two places": ("data: {path: x.yaml, dataset: o/n}", "data: a mapping needs exactly one of path and dataset"),
-    "B17 dataset's key": ("data: {path: x.yaml, config: en}", "has the key config, which belongs to a dataset"),
-    "B17 number": ("data: [7]", "data[0]: 7 is not a source of text; write a path, hf:owner/name"),
+    "unset": ("data: $UNSET_X/x", "data: '$UNSET_X/x' uses the variable UNSET_X, which is not set"),
+    "empty": ("data: $EMPTY_X/x", "uses the variable EMPTY_X, which is not set"),
+    "nobody": ("data: ~no-such-user/x", "begins with ~, but there is no such home folder here"),
+    "half": ("data: ${A", "has a $ that begins no variable"),
+    "shell": ("data: ${A:-/x}", "has a $ that begins no variable"),
+    "runs_dir": ("runs_dir: $UNSET_X/x", "runs_dir: '$UNSET_X/x' uses the variable UNSET_X"),
+    "tokenizer": ("tokenize: {tokenizer: $UNSET_X}", "tokenize.tokenizer: '$UNSET_X' uses the variable"),
+    "missing": ("data: no.txt", "data: 'no.txt' is not there: no file or folder no.txt; mend the path"),
+    "missing in list": ("data: [python-stdlib, no.txt]", "data[1]: 'no.txt' is not there"),
+    "missing in mapping": ("data: {path: no.txt}", "data.path: 'no.txt' is not there"),
+    "a dataset": ("data: owner/name", "for a dataset on the Hugging Face hub write hf:owner/name"),
+    "no match": ("data: '*.nothing'", "'*.nothing' matches no file: *.nothing; mend the pattern"),
+    "no text": ("data: x.yaml", "data: 'x.yaml' is a file of an unknown kind; known: .txt, .md, .py, .jsonl"),
+    "no text in glob": ("data: '*.yaml'", "'*.yaml' matches 1 names, but no file of a known kind"),
+    "no text in folder": ("data: .", "data: '.' holds no text: .jsonl, .md, .parquet, .txt are read"),
+    "odd pattern": ("data: 'x[z-a]*'", "matches no file"),
+    "URL": ("data: https://example.org/x", "is a URL, which is not read; download it"),
+    "hub as path": ("data: {path: hf:o/n}", "is a dataset, not a path; write `dataset: o/n`"),
+    "loop": ("data: loop", "data: 'loop' cannot be looked at: Too many levels of symbolic links"),
+    "broken link": ("data: dangling", "data: 'dangling' is a link to something that is not there"),
+    "pipe": ("data: pipe", "data: 'pipe' is neither a file nor a folder"),
+    "file as folder": ("data: x.yaml/y", "is not there"),
+    "folder as file": ("tokenize: {tokenizer: .}", "'.' is a folder, and a file is needed"),
+    "missing tokenizer": ("tokenize: {tokenizer: t.model}", "tokenize.tokenizer: 't.model' is not there"),
+    "file as dataset": ("data: {dataset: ./x.yaml}", "is a file, not a folder of a dataset; write it as `path`"),
+    "control character": ('data: "a\\nb"', "data: 'a\\nb' holds control characters"),
+    "long": ("data: " + "x" * 5000, "File name too long"),
+    "no hub name": ("data: 'hf:a b'", "is not a dataset on the hub; write owner/name"),
+    "two places": ("data: {path: x.yaml, dataset: o/n}", "data: a mapping needs exactly one of path and dataset"),
+    "dataset's key": ("data: {path: x.yaml, config: en}", "has the key config, which belongs to a dataset"),
+    "number": ("data: [7]", "data[0]: 7 is not a source of text; write a path, hf:owner/name"),
 }
 
 
@@ -443,7 +450,7 @@ HOSTILE_NAMES = [
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_b16_hostile_names_get_the_rule(refuse: Refuse, name: str) -> None:
+def test_hostile_names_get_the_rule(refuse: Refuse, name: str) -> None:
     (mistake,) = refuse(f"name: {json.dumps(name)}") if name.isascii() else refuse(f"name: {name}")
     assert "is not a name; write 1 to 64 of the letters A-Z a-z, digits, '.', '_', '-'" in mistake
     assert mistake.isprintable()

@@ -25,9 +25,10 @@ from pipeline.lm.hardware import Hardware
 from pipeline.lm.harness import HarnessTask
 from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers
-from pipeline.lm.questions import Question, QuestionTask, read_questions
+from pipeline.lm.questions import QuestionTask
 from pipeline.lm.saver import Saver
 from pipeline.lm.tokenizer import Tokenizer
+from pipeline.questions import Question, read_questions
 from pipeline.run import Run
 from pipeline.stages.early import Stopped
 from pipeline.stages.evaluate import evaluate
@@ -239,7 +240,9 @@ def test_a_question_scores_the_same_beside_longer_ones(made: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "kind", "said"),
     [
-        ("{", "cloze", ":2: is not JSON"),
+        ("{", "cloze", ":2: not JSON"),
+        ("[1]", "cloze", ":2: no JSON object"),
+        ('{"context": "\\ud800", "target": "x"}', "cloze", ":2: not valid Unicode"),
         ('{"target": "x"}', "cloze", ':2: has no "context" that is a text'),
         ('{"context": "x", "target": ""}', "cloze", ':2: has no "target"'),
         (

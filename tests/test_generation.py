@@ -252,6 +252,8 @@ def test_prompts_are_read_as_they_are_or_refused_with_their_line(tmp_path: Path)
     lines = tmp_path / "prompts.jsonl"
     lines.write_text('{"prompt": "a\\n b\\u0000"}\n\n{"prompt": "   ", "id": 7}\n', encoding="utf-8")
     assert read_prompts(lines) == ["a\n b\0", "   "]
+    lines.write_text('{"prompt": "a\u2028b\u0085"}', encoding="utf-8")
+    assert read_prompts(lines) == ["a\u2028b\u0085"]
     plain = tmp_path / "prompts.txt"
     plain.write_bytes(b"  def \r\n\n\xc3\xa9\n")
     assert read_prompts(plain) == ["  def ", "\u00e9"]
@@ -266,6 +268,13 @@ def test_prompts_are_read_as_they_are_or_refused_with_their_line(tmp_path: Path)
         lines.write_bytes(content)
         with pytest.raises(UserError, match=told):
             read_prompts(lines)
+
+
+def test_a_text_with_other_ends_of_lines_is_one_line_of_a_file(tmp_path: Path) -> None:
+    path, record = tmp_path / "lines.jsonl", {"completion": "a\u2028b\u0085c\u2029\r\n\f"}
+    append_line(path, record)
+    append_line(path, record)
+    assert read_lines(path) == [record, record]
 
 
 def test_a_stopped_stage_keeps_what_it_has_finished(

@@ -21,6 +21,7 @@ LM_MAY_IMPORT = {
     "pipeline.errors",
     "pipeline.files",
     "pipeline.hugging_face",
+    "pipeline.questions",
     "pipeline.sizes",
     "pipeline.steps",
 }

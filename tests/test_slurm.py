@@ -60,14 +60,14 @@ def squeue_of(*rows: str) -> str:
 
 
 @pytest.mark.parametrize("reply", ["101", "101;cluster", "Welcome to this cluster\n101", "  101  ", "101\n\nbye"])
-def test_b23_an_id_is_a_whole_line(fake: Fake, reply: str) -> None:
+def test_an_id_is_a_whole_line(fake: Fake, reply: str) -> None:
     fake("sbatch", f"echo 'sbatch: warning: can not run 1 processes on 2 nodes' >&2; echo '{reply}'")
     assert SLURM.submit(["--hold"], "x.sbatch", ["runs/x"], "token") == "101"
     assert calls("sbatch") == ["--parsable --comment=token --hold x.sbatch runs/x"]
 
 
 @pytest.mark.parametrize("reply", ["", "Submitted batch job 101", "job 101", "1e3", "101;", "101\n102", "101;a b"])
-def test_b23_anything_else_is_no_id_and_said_as_it_is(fake: Fake, reply: str) -> None:
+def test_anything_else_is_no_id_and_said_as_it_is(fake: Fake, reply: str) -> None:
     fake("sbatch", f"printf %s '{reply}'")
     fake("squeue", "")
     with pytest.raises(SlurmError) as error:
@@ -80,21 +80,21 @@ def test_b23_anything_else_is_no_id_and_said_as_it_is(fake: Fake, reply: str) ->
 TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
 
 
-def test_sl_12_f16_a_job_that_was_taken_in_silence_is_adopted(fake: Fake) -> None:
+def test_a_job_that_was_taken_in_silence_is_adopted(fake: Fake) -> None:
     fake("sbatch", f"echo '11|PENDING|run|a token' >> queue; {TIMED_OUT}")
     fake("squeue", "cat queue")
     assert SLURM.submit([], "x.sbatch", [], "run|a token") == "11"
     assert len(calls("sbatch")) == 1
 
 
-def test_f16_a_job_that_was_not_taken_is_submitted_again(fake: Fake) -> None:
+def test_a_job_that_was_not_taken_is_submitted_again(fake: Fake) -> None:
     fake("sbatch", f"[[ -e tried ]] && {{ echo 12; exit; }}; touch tried; {TIMED_OUT}")
     fake("squeue", "echo '11|RUNNING|another'")
     assert SLURM.submit([], "x.sbatch", [], "token") == "12"
     assert len(calls("sbatch")) == 2
 
 
-def test_f16_nothing_is_submitted_twice_while_nobody_can_say_whether_it_is_there(fake: Fake) -> None:
+def test_nothing_is_submitted_twice_while_nobody_can_say_whether_it_is_there(fake: Fake) -> None:
     fake("sbatch", TIMED_OUT)
     fake("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1")
     with pytest.raises(SlurmError, match="give the same command again") as error:
@@ -104,7 +104,7 @@ def test_f16_nothing_is_submitted_twice_while_nobody_can_say_whether_it_is_there
     assert len(calls("sbatch")) == 1
 
 
-def test_f16_an_sbatch_that_hangs_is_ended_with_its_children_and_the_job_found(fake: Fake, tmp_path: Path) -> None:
+def test_an_sbatch_that_hangs_is_ended_with_its_children_and_the_job_found(fake: Fake, tmp_path: Path) -> None:
     fake("sbatch", "echo '13|PENDING|token' > queue; sleep 300 & echo $! > child; wait")
     fake("squeue", "cat queue")
     assert Slurm(timeout=1, pauses=(0,)).submit([], "x.sbatch", [], "token") == "13"
@@ -138,7 +138,7 @@ def test_a_refusal_is_final_and_comes_with_command_text_and_remedy(fake: Fake, t
     assert len(calls("sbatch")) == 1
 
 
-def test_sl_14_only_the_gpu_option_that_the_site_takes_is_taken(fake: Fake) -> None:
+def test_only_the_gpu_option_that_the_site_takes_is_taken(fake: Fake) -> None:
     fake("sbatch", "[[ $* = *--gpus-per-node=8* ]] && { echo 5; exit; }\n"
          "echo 'sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification' >&2; exit 1")  # fmt: skip
     assert SLURM.submit(["--gpus-per-node=8"], "x.sbatch", [], "a") == "5"
@@ -203,7 +203,7 @@ def test_what_a_command_leaves_behind_is_not_waited_for(fake: Fake, tmp_path: Pa
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
-def test_sl_05_b39_no_command_sees_what_a_parent_job_or_a_shell_has_set(
+def test_no_command_sees_what_a_parent_job_or_a_shell_has_set(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = {
@@ -224,7 +224,7 @@ def test_sl_05_b39_no_command_sees_what_a_parent_job_or_a_shell_has_set(
 # Looking
 
 
-def test_sl_10_all_jobs_are_read_by_one_call_without_free_text(fake: Fake) -> None:
+def test_all_jobs_are_read_by_one_call_without_free_text(fake: Fake) -> None:
     fake(
         "squeue",
         squeue_of(
@@ -302,7 +302,7 @@ def test_nothing_more_is_asked_about_what_has_left_word(fake: Fake) -> None:
         ("NODE_FAIL", "0:0", "node_fail: lost a node"),
     ],
 )  # fmt: skip
-def test_sl_09_success_is_completed_with_0_and_0(fake: Fake, state: str, code: str, shown: str) -> None:
+def test_success_is_completed_with_0_and_0(fake: Fake, state: str, code: str, shown: str) -> None:
     fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     fake("sacct", f"echo '5|{state}|{code}|01:00:00|n1'")
     job = SLURM.jobs(["5"])["5"]
@@ -312,7 +312,7 @@ def test_sl_09_success_is_completed_with_0_and_0(fake: Fake, state: str, code: s
 
 
 @pytest.mark.parametrize("answer", ["echo 'Slurm accounting storage is disabled' >&2; exit 1", "", "echo 'garbage'"])
-def test_sl_09_without_accounting_a_forgotten_job_is_unknown(fake: Fake, answer: str) -> None:
+def test_without_accounting_a_forgotten_job_is_unknown(fake: Fake, answer: str) -> None:
     fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     fake("sacct", answer)
     job = SLURM.jobs(["5"])["5"]
@@ -320,7 +320,7 @@ def test_sl_09_without_accounting_a_forgotten_job_is_unknown(fake: Fake, answer:
 
 
 @pytest.mark.parametrize("answer", ["sleep 60", "exit 1", "echo 'a b c'", "echo '||||||||||'"])
-def test_f18_where_squeue_does_not_answer_as_it_should_nothing_is_made_up(fake: Fake, answer: str) -> None:
+def test_where_squeue_does_not_answer_as_it_should_nothing_is_made_up(fake: Fake, answer: str) -> None:
     fake("squeue", answer)
     job = SLURM.jobs(["5"], timeout=2)["5"]
     assert (job.state, job.source, job.success) == ("unknown", "none", False)
@@ -352,20 +352,20 @@ def test_an_array_is_as_far_as_the_least_of_its_tasks(fake: Fake) -> None:
         ("", "unknown()"), ("FROBNICATED", "unknown(FROBNICATED)"), ("PD", "pending"), ("TO", "timeout"),
     ],
 )  # fmt: skip
-def test_b24_sl_10_states(text: str, state: str) -> None:
+def test_states(text: str, state: str) -> None:
     assert normal_state(text) == state
 
 
 @pytest.mark.parametrize(
     ("reason", "words", "stuck"),
     [
-        ("DependencyNeverSatisfied", "blocked for ever", True),  # SL-01
+        ("DependencyNeverSatisfied", "blocked for ever", True),
         ("Dependency", "waits for a Job before it", False),
         ("Priority", "higher priority", False),
         ("Resources", "until enough nodes are free", False),
         ("BeginTime", "requeued is held for two minutes", False),
         ("JobHeldUser", "scontrol release 5", True),
-        ("launch failed requeued held", "ask an administrator about that node", True),  # SL-16
+        ("launch failed requeued held", "ask an administrator about that node", True),
         ("launch_failed_requeued_held", "ask an administrator about that node", True),
         ("PartitionTimeLimit", "lower the stage's time", True),
         ("(ReqNodeNotAvail, UnavailableNodes:n[1-2])", "scontrol show reservation (now: n[1-2])", False),
@@ -384,14 +384,14 @@ def test_reasons_are_said_in_plain_words(reason: str, words: str, stuck: bool) -
     assert explain_reason(reason).stuck is stuck
 
 
-def test_sl_16_a_job_that_is_held_after_a_requeue_is_seen(fake: Fake) -> None:
+def test_a_job_that_is_held_after_a_requeue_is_seen(fake: Fake) -> None:
     fake("squeue", squeue_of(row("5", "REQUEUE_HOLD", restarts=3, reason="launch failed requeued held")))
     job = SLURM.jobs(["5"])["5"]
     assert (job.state, job.restarts, job.stuck, job.ended) == ("requeue_hold", 3, True, False)
     assert "scontrol release 5" in job.explain()
 
 
-def test_sl_16_a_requeue_after_a_node_failure_is_not_the_end(fake: Fake) -> None:
+def test_a_requeue_after_a_node_failure_is_not_the_end(fake: Fake) -> None:
     fake("squeue", squeue_of(row("5", "PENDING", restarts=1, reason="BeginTime")))
     assert not SLURM.jobs(["5"])["5"].ended
 
@@ -434,13 +434,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("text", LISTS)
-def test_sl_13_b22_node_lists_without_slurm(fake: Fake, text: str) -> None:
+def test_node_lists_without_slurm(fake: Fake, text: str) -> None:
     assert SLURM.hostnames(text) == LISTS[text].split()  # scontrol fails here
 
 
 @pytest.mark.skipif(shutil.which("scontrol") is None, reason="no Slurm is installed")
 @pytest.mark.parametrize("text", LISTS)
-def test_sl_13_ours_is_scontrols_own(tmp_path: Path, text: str) -> None:
+def test_ours_is_scontrols_own(tmp_path: Path, text: str) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=n1\n")
     result = subprocess.run(
@@ -451,7 +451,7 @@ def test_sl_13_ours_is_scontrols_own(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_b22_broken_lists_are_refused_whatever_scontrol_makes_of_them(fake: Fake, text: str) -> None:
+def test_broken_lists_are_refused_whatever_scontrol_makes_of_them(fake: Fake, text: str) -> None:
     fake("scontrol", "echo 'n]'")
     with pytest.raises(UserError, match="is not a list of nodes"):
         SLURM.hostnames(text)

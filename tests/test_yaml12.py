@@ -93,53 +93,53 @@ def test_a_byte_order_mark_is_accepted(file: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str | bytes, str]] = {
-    "B07 duplicate": ("lr: 1\nx: 2\nlr: 3", "x.yaml:3: the key 'lr' is written in line 1 and again in line 3"),
-    "B07 duplicate section": ("train:\n  a: 1\ntrain:\n  b: 2", "line 1 and again in line 3"),
-    "B07 duplicate deep": (
+    "duplicate": ("lr: 1\nx: 2\nlr: 3", "x.yaml:3: the key 'lr' is written in line 1 and again in line 3"),
+    "duplicate section": ("train:\n  a: 1\ntrain:\n  b: 2", "line 1 and again in line 3"),
+    "duplicate deep": (
         "a: [{b: {c: 1,\n c: 2}}]",
         "x.yaml:2: the key 'c' is written in line 1 and again in line 2",
     ),
-    "B07 duplicate after quotes": ("a: 1\n'a': 2", "line 1 and again in line 2"),
-    "B09 tab": ("a:\n\tb: 1", "x.yaml:2: a tab; indent and separate with blanks"),
-    "B09 tab between": ("a:\t1", "x.yaml:1: a tab"),
-    "B09 bad indentation": ("a:\n  b: 1\n c: 2", "x.yaml:3: this line does not fit what began in line 1"),
-    "B09 no blank": ("a:1", "put a blank after the colon: `a: 1`"),
-    "B09 no blank, further lines": ("a:1\nb: 2", "x.yaml:1: a blank is missing after the colon"),
-    "B09 list": ("- a\n- b", "x.yaml:1: a list is not a config"),
-    "B09 word": ("hello", "x.yaml:1: 'hello' is no key with a value"),
-    "B09 empty": ("", "x.yaml:1: the file is empty; write at least `name: my-model`"),
-    "B09 only comments": ("# nothing\n", "the file is empty"),
-    "B09 two documents": ("a: 1\n---\nb: 2", "x.yaml:2: a second document begins here"),
-    "B09 item among keys": ("a: 1\n- b", "x.yaml:2: a list item among keys"),
-    "B09 no colon": ("a: 1\nb\nc: 2", "x.yaml:2: a colon is missing after the key"),
-    "B09 open quote": ("a: 'b\nc: 1\n", "x.yaml:1: the quote opened in line 1 is not closed"),
-    "B09 open list": ("a: [1,\nb: 2\n", "the list opened by [ in line 1 is broken here"),
-    "B09 open mapping": ("a: {b: 1\n", "the mapping opened by { in line 1 is broken here"),
-    "B09 second colon": ("prompt: def f(x): return", "x.yaml:1: a second colon in one value"),
-    "B09 glob": ("data: *.txt", "x.yaml:1: text that begins with * or & must stand in quotes"),
-    "B09 question": ("a: ? b", "x.yaml:1: text that begins with ? must stand in quotes"),
-    "B09 at": ("data: @here", "x.yaml:1: text cannot begin with @"),
-    "B09 escape": ('a: "C:\\data"', "\\d means nothing in double quotes"),
-    "B09 huge escape": ('a: "\\UFFFFFFFF"', "out of range"),
-    "B09 text after quotes": ("a: 'b' c", "text after the closing quote"),
-    "B09 no key": (": 1", "x.yaml:1: a key is missing before the colon"),
-    "B09 list as key": ("[a]: 1", "x.yaml:1: a list or mapping cannot be a key"),
-    "B10 python tag": (
+    "duplicate after quotes": ("a: 1\n'a': 2", "line 1 and again in line 2"),
+    "tab": ("a:\n\tb: 1", "x.yaml:2: a tab; indent and separate with blanks"),
+    "tab between": ("a:\t1", "x.yaml:1: a tab"),
+    "bad indentation": ("a:\n  b: 1\n c: 2", "x.yaml:3: this line does not fit what began in line 1"),
+    "no blank": ("a:1", "put a blank after the colon: `a: 1`"),
+    "no blank, further lines": ("a:1\nb: 2", "x.yaml:1: a blank is missing after the colon"),
+    "list": ("- a\n- b", "x.yaml:1: a list is not a config"),
+    "word": ("hello", "x.yaml:1: 'hello' is no key with a value"),
+    "empty": ("", "x.yaml:1: the file is empty; write at least `name: my-model`"),
+    "only comments": ("# nothing\n", "the file is empty"),
+    "two documents": ("a: 1\n---\nb: 2", "x.yaml:2: a second document begins here"),
+    "item among keys": ("a: 1\n- b", "x.yaml:2: a list item among keys"),
+    "no colon": ("a: 1\nb\nc: 2", "x.yaml:2: a colon is missing after the key"),
+    "open quote": ("a: 'b\nc: 1\n", "x.yaml:1: the quote opened in line 1 is not closed"),
+    "open list": ("a: [1,\nb: 2\n", "the list opened by [ in line 1 is broken here"),
+    "open mapping": ("a: {b: 1\n", "the mapping opened by { in line 1 is broken here"),
+    "second colon": ("prompt: def f(x): return", "x.yaml:1: a second colon in one value"),
+    "glob": ("data: *.txt", "x.yaml:1: text that begins with * or & must stand in quotes"),
+    "question": ("a: ? b", "x.yaml:1: text that begins with ? must stand in quotes"),
+    "at": ("data: @here", "x.yaml:1: text cannot begin with @"),
+    "escape": ('a: "C:\\data"', "\\d means nothing in double quotes"),
+    "huge escape": ('a: "\\UFFFFFFFF"', "out of range"),
+    "text after quotes": ("a: 'b' c", "text after the closing quote"),
+    "no key": (": 1", "x.yaml:1: a key is missing before the colon"),
+    "list as key": ("[a]: 1", "x.yaml:1: a list or mapping cannot be a key"),
+    "python tag": (
         "a: !!python/object:os.system x",
         "x.yaml:1: the tag 'tag:yaml.org,2002:python/object:os.system'",
     ),
-    "B10 harmless tag": ("a: !!str 1", "x.yaml:1: the tag 'tag:yaml.org,2002:str' is not allowed"),
-    "B10 anchor": ("a: &x 1", "x.yaml:1: the anchor &x is not allowed"),
-    "B10 alias": ("a: *x", "x.yaml:1: the alias *x is not allowed"),
-    "B10 merge": ("<<: {a: 1}", "x.yaml:1: the merge key << is not allowed"),
-    "B10 old directive": ("%YAML 1.1\n---\na: 1", "files are read as YAML 1.2"),
-    "B11 UTF-16": ("a: 1".encode("utf-16"), "x.yaml:1: the file is UTF-16 (byte offset 0); save the file as UTF-8"),
-    "B11 UTF-16 without mark": ("a: 1".encode("utf-16-le"), "x.yaml:1: a NUL byte at byte offset 1"),
-    "B11 NUL": (b"a: 1\nb: \x00", "x.yaml:2: a NUL byte at byte offset 8"),
-    "B11 not UTF-8": (b"a: 1\nb: caf\xe9", "x.yaml:2: not UTF-8 text at byte offset 11"),
-    "B11 control character": ("a: \x1b[31m", 'x.yaml:1: the character U+001B is not allowed here; write "\\u001b"'),
-    "B11 line separator": ("a: 'x\u2028y'", "x.yaml:1: the character U+2028 is not allowed here"),
-    "B11 half a character": ('a: "\\ud83d"', "is half a character"),
+    "harmless tag": ("a: !!str 1", "x.yaml:1: the tag 'tag:yaml.org,2002:str' is not allowed"),
+    "anchor": ("a: &x 1", "x.yaml:1: the anchor &x is not allowed"),
+    "alias": ("a: *x", "x.yaml:1: the alias *x is not allowed"),
+    "merge": ("<<: {a: 1}", "x.yaml:1: the merge key << is not allowed"),
+    "old directive": ("%YAML 1.1\n---\na: 1", "files are read as YAML 1.2"),
+    "UTF-16": ("a: 1".encode("utf-16"), "x.yaml:1: the file is UTF-16 (byte offset 0); save the file as UTF-8"),
+    "UTF-16 without mark": ("a: 1".encode("utf-16-le"), "x.yaml:1: a NUL byte at byte offset 1"),
+    "NUL": (b"a: 1\nb: \x00", "x.yaml:2: a NUL byte at byte offset 8"),
+    "not UTF-8": (b"a: 1\nb: caf\xe9", "x.yaml:2: not UTF-8 text at byte offset 11"),
+    "control character": ("a: \x1b[31m", 'x.yaml:1: the character U+001B is not allowed here; write "\\u001b"'),
+    "line separator": ("a: 'x\u2028y'", "x.yaml:1: the character U+2028 is not allowed here"),
+    "half a character": ('a: "\\ud83d"', "is half a character"),
 }
 
 
@@ -208,7 +208,7 @@ print(int(peak.split()[1]) // 1024)
 """
 
 
-def test_b10_bombs_end_soon_and_within_200_megabytes(tmp_path: Path) -> None:
+def test_bombs_end_soon_and_within_200_megabytes(tmp_path: Path) -> None:
     for name, text in BOMBS.items():
         (tmp_path / name).write_text(text)
     command = [sys.executable, "-c", MEASURE, *(str(tmp_path / name) for name in BOMBS)]

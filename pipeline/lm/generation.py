@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -36,7 +37,16 @@ class Completion:
     finish_reason: str
     tokens: int
     seconds: float  # from the moment that the prompt was begun with
-    first_token_seconds: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a line of samples."""
+        return {
+            "prompt": self.prompt,
+            "completion": self.text,
+            "finish_reason": self.finish_reason,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @dataclass
@@ -78,7 +88,6 @@ class _Text:
         self.request, self.stream = request, stream
         self.generator = torch.Generator().manual_seed(request.seed)
         self.begun = self.last = time.monotonic()
-        self.first: float | None = None
         self.new: list[int] = []
 
     def part(self, slot: int) -> Part:
@@ -88,9 +97,7 @@ class _Text:
 
     def end(self, reason: str) -> Completion:
         seconds, request = time.monotonic() - self.begun, self.request
-        return Completion(
-            request.number, request.prompt, self.stream.text, reason, len(self.new), seconds, self.first
-        )  # fmt: skip
+        return Completion(request.number, request.prompt, self.stream.text, reason, len(self.new), seconds)
 
 
 class Generator:
@@ -139,9 +146,8 @@ class Generator:
     def _take(self, text: _Text, token: int) -> str | None:
         """Add a token to a text; return why it ends, if it does."""
         now = time.monotonic()
-        if text.first is None:
-            text.first = now - text.begun
-            self.speed.first_token.append(text.first)
+        if not text.new:
+            self.speed.first_token.append(now - text.begun)
         else:
             self.speed.between.append(now - text.last)
         text.last = now

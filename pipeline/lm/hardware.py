@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from pipeline.config import Config
 from pipeline.errors import NotReadyError
+from pipeline.files import read_json
 
 KEPT = ("precision", "compile", "threads")
 
@@ -62,6 +63,13 @@ def choose_hardware(config: Config, recorded: dict[str, Any] | None = None) -> H
         world_size=world_size,
         local_world_size=local_size,
     )
+
+
+def start_hardware(config: Config, record: Path) -> Hardware:
+    """Choose the hardware as the Run whose run.json is `record` did, and make this process ready for it."""
+    hardware = choose_hardware(config, (read_json(record) or {}).get("hardware"))
+    start_ranks(hardware)
+    return hardware
 
 
 def _precision(wanted: str, device: str) -> str:

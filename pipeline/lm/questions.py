@@ -1,18 +1,13 @@
-"""Multiple choice and cloze from JSON lines: which continuation does the model find likeliest?
+"""Multiple choice and cloze: which continuation does the model find likeliest?
 
-    {"context": "A stack takes away what came", "choices": [" last", " first"], "answer": 0}      multiple_choice
-    {"context": "The opposite of hot is", "target": " cold"}                                       cloze
-
-A continuation begins with the blank that belongs to it. Context and continuation become tokens apart from each other,
-so that exactly the bytes of the continuation are scored, by any tokenizer.
+Context and continuation become tokens apart from each other, so that exactly the bytes of the continuation are scored,
+by any tokenizer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,49 +19,9 @@ from pipeline.lm.hardware import Hardware
 from pipeline.lm.loss import IGNORE_INDEX
 from pipeline.lm.model import Transformer
 from pipeline.lm.tokenizer import Tokenizer
+from pipeline.questions import Question
 
 PADDED_TO = 32  # rows are as long as the longest of their batch, rounded up: few shapes, fast kernels
-
-
-@dataclass(frozen=True)
-class Question:
-    """A context, continuations of it, and which one is right; a cloze has one, which is the target."""
-
-    context: str
-    choices: tuple[str, ...]
-    answer: int
-
-
-def read_questions(path: Path, kind: str) -> list[Question]:
-    """Read a file of questions; UserError names the line and what is wrong with it."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
-    questions = [_question(f"{path}:{at}", line, kind) for at, line in enumerate(lines, 1) if line.strip()]
-    if not questions:
-        raise UserError(f"{path}: holds no question; write one JSON object a line")
-    return questions
-
-
-def _question(where: str, line: str, kind: str) -> Question:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: is not JSON: {error}") from None
-    if not isinstance(record, dict) or not isinstance(record.get("context"), str):
-        raise UserError(f'{where}: has no "context" that is a text')
-    context = record["context"]
-    if kind == "cloze":
-        if not isinstance(record.get("target"), str) or not record["target"]:
-            raise UserError(f'{where}: has no "target" that is a text')
-        return Question(context, (record["target"],), 0)
-    choices, answer = record.get("choices"), record.get("answer")
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
-        raise UserError(f'{where}: needs "choices", a list of two or more texts')
-    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
-        raise UserError(f'{where}: needs "answer", the place of the right choice: 0 to {len(choices) - 1}')
-    return Question(context, tuple(choices), answer)
 
 
 class QuestionTask:

@@ -17,20 +17,21 @@ from pipeline.compressors import bits_per_byte
 from pipeline.config import Config
 from pipeline.config_evaluate import PYTHON_DOCS, BenchmarkSource
 from pipeline.errors import NotReadyError, UserError
-from pipeline.files import read_json, write_json
+from pipeline.files import write_json
 from pipeline.gate import apply_gate
 from pipeline.lm.batches import ValidationText, validation_text
 from pipeline.lm.checkpoint import load_weights
 from pipeline.lm.evaluation import Task, TextTask
-from pipeline.lm.hardware import Hardware, choose_hardware, start_ranks
+from pipeline.lm.hardware import Hardware, start_hardware
 from pipeline.lm.harness import HarnessTask
 from pipeline.lm.model import Transformer
 from pipeline.lm.origin import check_tokenizer
-from pipeline.lm.questions import Question, QuestionTask, read_questions
+from pipeline.lm.questions import QuestionTask
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.lm.verified import verify_shards
 from pipeline.python_docs import questions as python_docs
+from pipeline.questions import Question, read_questions
 from pipeline.records import number, read_record
 from pipeline.run import Run
 from pipeline.score_table import write_table
@@ -92,9 +93,7 @@ class Evaluation:
 
     @cached_property
     def hardware(self) -> Hardware:
-        hardware = choose_hardware(self.config, (read_json(self.run.record) or {}).get("hardware"))
-        start_ranks(hardware)
-        return hardware
+        return start_hardware(self.config, self.run.record)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

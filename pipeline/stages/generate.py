@@ -15,9 +15,8 @@ from typing import Any
 
 from pipeline.config_load import load_config
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
-from pipeline.files import read_json
 from pipeline.lm.generation import Generator, make_requests
-from pipeline.lm.hardware import choose_hardware, start_ranks
+from pipeline.lm.hardware import start_hardware
 from pipeline.lm.serving import open_model
 from pipeline.run import Run
 
@@ -25,8 +24,7 @@ from pipeline.run import Run
 def generate(run: Run, request: dict[str, Any]) -> None:
     """Print each prompt with what follows it as it comes, or one JSON line for each, in their order."""
     config = load_config(run.config, request["overrides"], resolve=lambda config, folder: (config, []))
-    hardware = choose_hardware(config, (read_json(run.record) or {}).get("hardware"))
-    start_ranks(hardware)
+    hardware = start_hardware(config, run.record)
     served = open_model(run.checkpoint(request["step"]), run.tokenizer, config, hardware, run.root / "cache")
     requests = make_requests(request["prompts"], served.tokenizer, config.inference, served.context, "--prompt")
     stream = request["stream"]
@@ -37,16 +35,7 @@ def generate(run: Run, request: dict[str, Any]) -> None:
     ended: dict[int, str] = {}
     printed = 0
     for completion in generator.run(requests):
-        ended[completion.number] = json.dumps(
-            {
-                "prompt": completion.prompt,
-                "completion": completion.text,
-                "finish_reason": completion.finish_reason,
-                "tokens": completion.tokens,
-                "seconds": round(completion.seconds, 3),
-            },
-            ensure_ascii=False,
-        )
+        ended[completion.number] = json.dumps(completion.to_json(), ensure_ascii=False)
         while not stream and printed in ended:
             print(ended[printed], flush=True)
             printed += 1

@@ -11,15 +11,13 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import NotReadyError
-from pipeline.files import append_line, read_json, read_lines, write_json, write_text
-from pipeline.lm.generation import Completion, Generator, make_requests
-from pipeline.lm.hardware import choose_hardware, start_ranks
+from pipeline.files import append_line, read_lines, write_json, write_text
+from pipeline.lm.generation import Generator, make_requests
+from pipeline.lm.hardware import start_hardware
 from pipeline.lm.serving import Served, open_model
 from pipeline.run import Run
 from pipeline.samples import compare, measured, prompts_of, settings_digest
 from pipeline.stages.main import Attempt, fence, poll, run_stage
-
-LINE = ("prompt", "completion", "finish_reason", "tokens", "seconds")
 
 
 def inference(run: Run, config: Config, attempt: Attempt) -> int:
@@ -31,21 +29,21 @@ def inference(run: Run, config: Config, attempt: Attempt) -> int:
     if not steps:
         raise NotReadyError(f"{run.checkpoints}: no checkpoint to sample from yet; pretrain writes the first one")
     step = steps[-1]
-    hardware = choose_hardware(config, (read_json(run.record) or {}).get("hardware"))
-    start_ranks(hardware)
+    hardware = start_hardware(config, run.record)
     served = open_model(run.checkpoint(step), run.tokenizer, config, hardware, run.root / "cache")
     settings = {"settings": settings_digest(config.inference), "checkpoint": served.checkpoint, "weights": served.dtype}
     finished = _begin(run, step, settings)
     prompts = prompts_of(config.inference)
-    requests = make_requests(prompts, served.tokenizer, config.inference, served.context, "inference.prompts")
+    where = config.inference.prompts_file or "inference.prompts"
+    requests = make_requests(prompts, served.tokenizer, config.inference, served.context, where)
     generator = Generator(
         served.engine, served.tokenizer, config.inference, served.context, poll=lambda: poll(run, attempt)
     )
     for completion in generator.run([request for request in requests if request.number not in finished]):
-        finished[completion.number] = record = _record(completion)
+        finished[completion.number] = record = {"number": completion.number} | completion.to_json()
         append_line(run.samples_begun(step), record, lambda: fence(run, attempt))
         print(f"{completion.tokens} tokens in {completion.seconds:.1f} s after {completion.prompt!r}")
-    lines = [{key: finished[request.number][key] for key in LINE} for request in requests]
+    lines = [{key: value for key, value in finished[request.number].items() if key != "number"} for request in requests]
     fence(run, attempt)
     _write_record(run, step, config, settings, served, generator)
     write_text(run.samples(step), "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
@@ -61,17 +59,6 @@ def _begin(run: Run, step: int, settings: dict[str, Any]) -> dict[int, dict[str,
         return {line["number"]: line for line in lines[1:]}
     write_text(path, json.dumps(settings) + "\n")
     return {}
-
-
-def _record(completion: Completion) -> dict[str, Any]:
-    return {
-        "number": completion.number,
-        "prompt": completion.prompt,
-        "completion": completion.text,
-        "finish_reason": completion.finish_reason,
-        "tokens": completion.tokens,
-        "seconds": round(completion.seconds, 3),
-    }
 
 
 def _write_record(

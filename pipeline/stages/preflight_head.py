@@ -19,7 +19,7 @@ from pipeline.preflight import (
     RankRecord,
     Report,
     Wanted,
-    read_records,
+    read_valid_records,
     table,
 )
 from pipeline.preflight_merge import judge, judge_hang
@@ -83,7 +83,7 @@ class Head:
 
     def give_up(self) -> None:
         """Report on an attempt in which something hangs, and raise. The store may be held by the thread that hangs."""
-        nodes = read_records(self.folder, NodeRecord, lambda record: record.started == self.me.started)
+        nodes = read_valid_records(self.folder, NodeRecord, lambda record: record.started == self.me.started)
         self._finish(judge_hang(nodes, self.wanted(), self.me.doing))
 
     def _gather(
@@ -107,7 +107,7 @@ class Head:
 
     def _collect(self, gathering: Gathering | None, own: list[RankRecord]) -> tuple[list[NodeRecord], list[RankRecord]]:
         """Read the nodes' files, and what has arrived by the store."""
-        nodes = read_records(self.folder, NodeRecord, lambda record: record.started == self.me.started)
+        nodes = read_valid_records(self.folder, NodeRecord, lambda record: record.started == self.me.started)
         if gathering is None:
             return nodes, own
         seen = {(node.node, node.pid) for node in nodes}
