@@ -28,6 +28,7 @@ from pipeline.records import number, read_record, read_records
 from pipeline.run import Run
 from pipeline.scoring import Left, what_is_left
 from pipeline.slurm import Slurm
+from pipeline.slurm_states import LIVE
 from pipeline.slurm_time import time_seconds
 from pipeline.submit import read_cluster
 from pipeline.window import (
@@ -45,7 +46,6 @@ STAGE = "evaluate"
 STARTUP_SECONDS = 60.0  # where none was measured: a container, torch, the weights
 LOAD_SHARE = 1.5  # of the time until the stage's first line, that start-up with loading is taken for
 VOID_SECONDS = 600.0  # after which a record without a Job is one of a caller that was killed before sbatch
-LIVE = ("pending", "running", "completing", "suspended", "requeued", "requeue_hold", "preempted")
 
 
 class Backfill:

@@ -97,7 +97,8 @@ def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) 
     try:
         request = chain.request(what or [], cluster, None)
     except MisfitError as error:  # what a model costs can be asked on a machine that could never train it
-        chain.print_derived(error.derived, Console(highlight=False))
+        if not as_json:
+            chain.print_derived(error.derived, Console(highlight=False))
         raise
     if as_json and request.there is None:
         emit(json.dumps(request.plan.to_json(), indent=2))

@@ -8,7 +8,7 @@ from pipeline.config import Config
 from pipeline.config_evaluate import GateRule
 from pipeline.records import Score, read_records, read_scores
 from pipeline.run import Run
-from pipeline.score_table import better
+from pipeline.score_table import best_of, better
 
 
 def broken_rule(rule: GateRule, score: Score, earlier: Iterable[Score]) -> str:
@@ -18,12 +18,9 @@ def broken_rule(rule: GateRule, score: Score, earlier: Iterable[Score]) -> str:
         return f"{told}, under {rule.below:g}"
     if rule.above is not None and score.score > rule.above:
         return f"{told}, over {rule.above:g}"
-    past = list(earlier)
-    if rule.worse_than_best_by is None or not past:
+    best = best_of(list(earlier))
+    if rule.worse_than_best_by is None or best is None:
         return ""
-    best = past[0]
-    for other in past[1:]:
-        best = other if better(other, best) else best
     if better(best, score) and abs(score.score - best.score) > rule.worse_than_best_by:
         return f"{told}, {abs(score.score - best.score):.4f} worse than at step {best.step}"
     return ""

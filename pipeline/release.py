@@ -8,12 +8,10 @@ from typing import Any
 
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import append_line, write_json
-from pipeline.records import read_record, read_records, read_scores, whole
+from pipeline.records import Record, read_record, read_records, read_scores, whole
 from pipeline.run import Run
 from pipeline.scoring import manifest_hash
 from pipeline.steps import MANIFEST, PINNED
-
-Record = dict[str, Any]
 
 
 def promote(run: Run, step: int, why: str) -> Record:

@@ -9,6 +9,7 @@ STATES = frozenset(
     "pending running completing completed failed cancelled timeout node_fail preempted out_of_memory requeued "
     "requeue_hold boot_fail deadline suspended".split()
 )
+LIVE = frozenset("pending running completing suspended requeued requeue_hold preempted".split())  # may run (again)
 ENDED = frozenset("completed failed cancelled timeout node_fail preempted out_of_memory boot_fail deadline".split())
 
 # Other spellings: squeue's short codes, states that last seconds, states of single sites.

@@ -25,10 +25,9 @@ from pipeline.run import Run
 from pipeline.slurm import Slurm
 from pipeline.slurm_errors import SlurmError
 from pipeline.slurm_jobs import SlurmJob
+from pipeline.slurm_states import LIVE
 from pipeline.slurm_time import time_seconds
 from pipeline.submit import PROJECT, read_jobs
-
-LIVE = ("pending", "running", "completing", "suspended", "requeued", "requeue_hold", "preempted")
 
 Record = dict[str, Any]
 

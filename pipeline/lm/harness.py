@@ -55,7 +55,10 @@ class HarnessTask:
                     if not isinstance(error, int | float) or not math.isfinite(error):
                         error = -1.0
                     return {"score": [float(value)], "error": [float(error)]}
-        raise UserError(f"lm_eval task {self.name}: none of {', '.join(METRICS)} is among its metrics: {sorted(found)}")
+        raise UserError(
+            f"lm_eval task {self.name}: none of {', '.join(METRICS)} is among its metrics: {sorted(found)}; "
+            "name another task in evaluate.benchmarks"
+        )
 
     def _evaluate(self, folder: str, hardware: Hardware) -> dict[str, Any]:
         from lm_eval import simple_evaluate
@@ -64,7 +67,9 @@ class HarnessTask:
         manager = TaskManager(include_path=str(self.path) if self.path else None)
         if self.name not in manager.all_tasks:
             where = f"in {self.path} or " if self.path else ""
-            raise UserError(f"lm_eval task {self.name}: there is none of this name {where}in lm-eval itself")
+            raise UserError(
+                f"lm_eval task {self.name}: there is none of this name {where}in lm-eval itself; mend the name"
+            )
         arguments = {"pretrained": folder, "dtype": "float32", "max_length": self.size}
         results = simple_evaluate(
             model="hf", model_args=arguments, tasks=[self.name], task_manager=manager, batch_size=self.batch_size,

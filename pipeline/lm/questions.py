@@ -38,7 +38,8 @@ class QuestionTask:
         fitting = [at for at, texts in enumerate(encoded) if max(map(len, texts)) <= size]
         if not fitting:
             raise UserError(
-                f"no question fits: each has a continuation of more than the model's {size} tokens of context"
+                f"evaluate.benchmarks: no {kind} question fits: each has a continuation of more than the {size} tokens "
+                "of pretrain.sequence_length; give questions with shorter ones"
             )
         self.questions = [questions[at] for at in fitting]
         self.continuations = [encoded[at] for at in fitting]

@@ -220,7 +220,7 @@ def _questions(benchmark: BenchmarkSource) -> list[Question]:
         made: list[dict[str, Any]] = python_docs()
     except ImportError as error:
         raise UserError(
-            f"evaluate.benchmarks: {PYTHON_DOCS}: this Python has no documentation in it: {error}"
+            f"evaluate.benchmarks: {PYTHON_DOCS}: this Python has no documentation ({error}); name other Benchmarks"
         ) from error
     if benchmark.kind == "cloze":
         return [Question(record["context"], (record["choices"][record["answer"]],), 0) for record in made]
