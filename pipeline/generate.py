@@ -41,6 +41,7 @@ class Wish:
         json: bool,
     ) -> Wish:
         """Collect the prompts: from the words, a file, or standard input. UserError for those that are none."""
+        Run.open(run)  # before standard input is waited for
         found = [check_prompt(prompt, f"--prompt {number}") for number, prompt in enumerate(prompts, 1)]
         if file is not None and str(file) != STDIN:
             found += read_prompts(file)

@@ -17,7 +17,9 @@ def read_text_lines(path: Path) -> list[str]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(
+            f"{path}: cannot be read: {error.strerror or error}; check the name and its permissions"
+        ) from None
     return as_text(content, str(path)).split("\n")
 
 
