@@ -57,25 +57,6 @@ def test_a_later_token_does_not_change_earlier_logits(kv_heads: int | None, qk_n
     assert not torch.allclose(before[:, 9:], after[:, 9:])
 
 
-@pytest.mark.parametrize("pieces", [[1] * T, [5, 1, 10], [T]])
-def test_the_cache_gives_the_logits_of_the_whole(pieces: list[int]) -> None:
-    model, ids = make(), tokens()
-    cache = model.new_cache(batch_size=2)
-    with torch.no_grad():
-        parts = [model(piece, cache=cache) for piece in torch.split(ids, pieces, dim=1)]
-        torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=1e-5)
-
-
-def test_greedy_generation_is_the_same_with_and_without_cache() -> None:
-    model, ids = make(), tokens(B=1, length=4)
-    plain, cached, cache = ids, ids, model.new_cache(batch_size=1)
-    with torch.no_grad():
-        for _ in range(T - 4):
-            plain = torch.cat((plain, model(plain)[:, -1:].argmax(-1)), dim=1)
-            cached = torch.cat((cached, model(cached[:, cache.length :], cache=cache)[:, -1:].argmax(-1)), dim=1)
-    assert torch.equal(plain, cached)
-
-
 def test_documents_kept_separate_are_as_if_each_stood_alone() -> None:
     end, ids = 1, torch.tensor([[5, 6, 1, 7, 8, 9, 1, 10, 11, 12], [1, 5, 6, 7, 1, 1, 8, 1, 9, 10]])
     model = Transformer(config(), V, T, document_end=end)
@@ -87,13 +68,6 @@ def test_documents_kept_separate_are_as_if_each_stood_alone() -> None:
             alone = make()(ids[row : row + 1, start:stop])
             torch.testing.assert_close(whole[row : row + 1, start:stop], alone, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(whole, make()(ids))
-    torch.testing.assert_close(model(ids[1:, :4], cache=model.new_cache(1)), whole[1:, :4], atol=1e-5, rtol=1e-5)
-
-
-def test_a_full_cache_says_so() -> None:
-    model = make()
-    with pytest.raises(ValueError, match="the cache holds 3 tokens, 4 are needed"):
-        model(tokens(length=4), cache=model.new_cache(2, max_length=3))
 
 
 def test_losses_agree_and_ignored_targets_do_not_count() -> None:

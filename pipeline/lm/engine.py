@@ -54,7 +54,7 @@ class TorchEngine(Engine):
         shape = (self.slots, kv_heads(config), model.max_sequence_length, head_size(config))
         self._caches = [tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in "kv") for _ in self._layers]
         E, theta = head_size(config), config.rope_theta
-        self._rope = rope_tables(0, model.max_sequence_length, E, theta, torch.device(device))
+        self._rope = rope_tables(model.max_sequence_length, E, theta, torch.device(device))
         self._places = torch.arange(model.max_sequence_length, device=device)
         self._device = device
 

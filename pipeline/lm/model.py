@@ -19,43 +19,11 @@ if TYPE_CHECKING:
     from pipeline.config_pretrain import ModelConfig
 
 
-class KVCache:
-    """Hold the keys and values of every layer for the tokens seen so far, in place.
-
-    `k[i]`, `v[i]` are (B, K, max_length, E); `length` is the number of tokens that are filled.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        batch_size: int,
-        max_length: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        shape = (batch_size, kv_heads(config), max_length, head_size(config))
-        self.k = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_hidden_layers)]
-        self.v = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_hidden_layers)]
-        self.max_length = max_length
-        self.length = 0
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k, v (B, K, T, E) after the tokens seen so far; return all keys and values up to the new ones."""
-        end = self.length + k.shape[2]
-        if end > self.max_length:
-            raise ValueError(f"the cache holds {self.max_length} tokens, {end} are needed")
-        self.k[layer][:, :, self.length : end] = k
-        self.v[layer][:, :, self.length : end] = v
-        return self.k[layer][:, :, :end], self.v[layer][:, :, :end]
-
-
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads (Ainslie et al. 2023) and RoPE."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.layer = layer
         self.head_size = head_size(config)
         D = config.hidden_size
         q_size, kv_size = config.num_attention_heads * self.head_size, kv_heads(config) * self.head_size
@@ -69,15 +37,13 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(self.head_size, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_size, eps=config.rms_norm_eps)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Mix x (B, T, D) over time. `mask` (…, T, S) is True where a query may look; None means plain causal."""
         B, T, _ = x.shape
         q, k, v = (p(x).view(B, T, -1, self.head_size) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = apply_rope(q, rope).transpose(1, 2), apply_rope(k, rope).transpose(1, 2), v.transpose(1, 2)
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped)
         return cast(Tensor, self.o_proj(y.transpose(1, 2).reshape(B, T, -1)))
 
@@ -99,16 +65,16 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One pre-norm layer: attention, then MLP, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
+        self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Map the residual stream x (B, T, D) to the next layer's."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask)
         return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
 
 
@@ -119,24 +85,17 @@ class Decoder(nn.Module):
         super().__init__()
         self.document_end = document_end
         self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.head_size, self.rope_theta = head_size(config), config.rope_theta
 
-    def forward(self, ids: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """Return the last hidden states (B, T, D) of ids (B, T)."""
-        T, start = ids.shape[1], cache.length if cache is not None else 0
-        rope = rope_tables(start, start + T, self.head_size, self.rope_theta, ids.device)
-        mask = None
-        if start > 0:  # is_causal aligns the first query with the first key, which is wrong after a prefix
-            mask = torch.ones(T, start + T, dtype=torch.bool, device=ids.device).tril(start)
-        elif self.document_end is not None and cache is None:  # a cache holds one text
-            mask = document_mask(ids, self.document_end)
+        rope = rope_tables(ids.shape[1], self.head_size, self.rope_theta, ids.device)
+        mask = None if self.document_end is None else document_mask(ids, self.document_end)
         x = self.embed_tokens(ids)
         for layer in self.layers:
-            x = layer(x, rope, mask, cache)
-        if cache is not None:
-            cache.length += T
+            x = layer(x, rope, mask)
         return cast(Tensor, self.norm(x))
 
 
@@ -161,7 +120,6 @@ class Transformer(nn.Module):
         self,
         ids: Tensor,
         targets: Tensor | None = None,
-        cache: KVCache | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
         *,
         z_loss: float = 0.0,
@@ -170,11 +128,10 @@ class Transformer(nn.Module):
         """Return logits (B, T, V) of ids (B, T) int64, or with targets (B, T) their negative log-likelihood in nats.
 
         The loss is a scalar, or (B, T) with `reduction="none"`; targets of IGNORE_INDEX are left out.
-        A cache is read and filled: ids are then the tokens after those it holds.
         For training, with `reduction="sum"`: `z_loss` is the share of log(Z)^2 in the gradient, and logits of
         `chunk_size` tokens are made at a time.
         """
-        x = self.model(ids, cache)
+        x = self.model(ids)
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         if targets is None:
             return F.linear(x, head)
@@ -183,13 +140,6 @@ class Transformer(nn.Module):
             return chunked_cross_entropy(hidden, head, targets.flatten(), chunk_size, z_loss, self.chunk_loss)
         loss = self.whole_loss(x, head, targets, reduction, z_loss)
         return loss.view_as(targets) if reduction == "none" else loss
-
-    def new_cache(self, batch_size: int, max_length: int | None = None) -> KVCache:
-        """Make an empty cache for `batch_size` texts of up to `max_length` tokens, where the weights are."""
-        weight = self.model.embed_tokens.weight
-        return KVCache(
-            self.config, batch_size, max_length or self.max_sequence_length, device=weight.device, dtype=weight.dtype
-        )
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -228,13 +178,13 @@ def document_mask(ids: Tensor, document_end: int) -> Tensor:
     return (document[:, None, :, None] == document[:, None, None, :]).tril()
 
 
-def rope_tables(start: int, end: int, head_size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cos and sin (T, 1, E) in fp32 for positions start..end-1 (RoPE, Su et al. 2021).
+def rope_tables(length: int, head_size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin (T, 1, E) in fp32 for positions 0..length-1 (RoPE, Su et al. 2021).
 
     They are a thousandth of a layer's work, so they are made anew: no buffer to fill after the meta device or a cast.
     """
     frequency = theta ** -(torch.arange(0, head_size, 2, device=device, dtype=torch.float32) / head_size)
-    angle = torch.arange(start, end, device=device, dtype=torch.float32)[:, None] * frequency
+    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequency
     angle = torch.cat((angle, angle), dim=-1)[:, None, :]
     return angle.cos(), angle.sin()
 

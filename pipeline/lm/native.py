@@ -171,7 +171,7 @@ def _norms(layer: torch.nn.Module) -> list[Tensor | None]:
 
 
 def _rope(model: Transformer, positions: int) -> tuple[Tensor, Tensor]:
-    return rope_tables(0, positions, head_size(model.config), model.config.rope_theta, torch.device("cpu"))
+    return rope_tables(positions, head_size(model.config), model.config.rope_theta, torch.device("cpu"))
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
