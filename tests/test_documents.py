@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.config_tokenize import DataSource
 from pipeline.errors import UserError
-from pipeline.lm.documents import ReadCounts, read_documents
-from pipeline.lm.sources import find_files, format_of
+from pipeline.lm.documents import Part, ReadCounts, read_part
+from pipeline.lm.sources import find_files, format_of, list_inputs
 
 LINES = [json.dumps({"text": f"line {number}"}).encode() + b"\n" for number in range(2000)]
 
@@ -24,13 +24,20 @@ def zstd(data: bytes) -> bytes:
     return bytes(pyarrow.compress(data, codec="zstd", asbytes=True))
 
 
+def documents(source: DataSource, counts: ReadCounts | None = None) -> list[bytes]:
+    """Read every document of a source, whole files at a time."""
+    counts = counts or ReadCounts()
+    parts = [Part(item.source, item.path) for item in list_inputs([source])]
+    return [text for part in parts for text in read_part(part, [source], counts)]
+
+
 def texts(path: Path | str, **source: str) -> list[bytes]:
-    return list(read_documents([DataSource(path=str(path), **source)]))
+    return documents(DataSource(path=str(path), **source))
 
 
 def read(path: Path | str, **source: str) -> tuple[list[bytes], ReadCounts]:
     counts = ReadCounts()
-    return list(read_documents([DataSource(path=str(path), **source)], counts)), counts
+    return documents(DataSource(path=str(path), **source), counts), counts
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -241,9 +248,9 @@ def test_a_dataset_folder_works_offline(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "set"
     write(folder / "train.jsonl", b'{"text": "a"}\n{"text": "b"}\n')
-    assert list(read_documents([DataSource(dataset=str(folder))])) == [b"a", b"b"]
+    assert documents(DataSource(dataset=str(folder))) == [b"a", b"b"]
     with pytest.raises(UserError, match=r"set\[test\]: "):
-        list(read_documents([DataSource(dataset=str(folder), split="test")]))
+        documents(DataSource(dataset=str(folder), split="test"))
 
 
 def test_reading_text_imports_neither_torch_nor_datasets() -> None:

@@ -32,7 +32,7 @@ def name_of(path: Path) -> str:
 
 
 def imports(path: Path, *, top_level: bool = False) -> set[str]:
-    """List the modules that a file imports, those under TYPE_CHECKING left out."""
+    """List the modules that a file imports."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = ast.iter_child_nodes(tree) if top_level else ast.walk(tree)
     found = set()

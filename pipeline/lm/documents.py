@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.config_tokenize import DataSource
 from pipeline.errors import NotReadyError, StorageError, UserError
-from pipeline.lm.sources import format_of, list_inputs
+from pipeline.lm.sources import format_of
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 PLACES_KEPT = 20
@@ -99,13 +99,6 @@ class ReadCounts:
             f"{self.files} files, {self.records} records, {self.empty} empty, {self.malformed} malformed, "
             f"{self.blank_lines} blank lines"
         )
-
-
-def read_documents(sources: Sequence[DataSource], counts: ReadCounts | None = None) -> Iterator[bytes]:
-    """Read every document of every source, in the order of `list_inputs`; what is met is added to `counts`."""
-    counts = ReadCounts() if counts is None else counts
-    for item in list_inputs(sources):
-        yield from read_part(Part(item.source, item.path), sources, counts)
 
 
 def read_part(part: Part, sources: Sequence[DataSource], counts: ReadCounts) -> Iterator[bytes]:
