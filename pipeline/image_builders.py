@@ -30,7 +30,10 @@ REMEDIES = [
     (r"certificate.verify.failed", "the base does not know the site's certificate authority: --base another one"),
     (r"no matching distribution|could not find a version", "point pip at an index that has it: PIP_CONFIG_FILE=FILE"),
     (r"permission denied.*docker|docker.*permission denied", "ask to be in the group docker, or take another builder"),
-    (r"could not resolve|timeout|connection refused|unable to fetch", "no registry is reached: --builder mmdebstrap"),
+    (
+        r"could not resolve|timeout|connection refused|unable to fetch|dial tcp|no such host",
+        "no registry is reached: --builder mmdebstrap makes the image from packages",
+    ),
     (r"unrecognized option|invalid option.*-tar|-tar", "mksquashfs 4.5 or newer is needed (package squashfs-tools)"),
 ]  # fmt: skip
 

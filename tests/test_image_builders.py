@@ -91,11 +91,19 @@ def test_a_digest_on_the_command_line_is_asked_of_nobody(place: Place) -> None:
     assert not place.lock.exists()
 
 
-def test_a_base_that_nobody_knows_is_an_error(place: Place) -> None:
-    place.put("buildah", ENGINE.replace("*FromImageDigest*) cat digest", '*"pull "*) echo unauthorized >&2; exit 1'))
+@pytest.mark.parametrize(
+    ("answer", "remedy"),
+    [
+        ("unauthorized", "log in to the registry"),
+        ("pinging container registry example.org: dial tcp: lookup failed", "--builder mmdebstrap"),
+    ],
+)
+def test_a_base_that_nobody_knows_is_an_error(place: Place, answer: str, remedy: str) -> None:
+    asked = f'*"pull "*) echo {answer} >&2; exit 1'
+    place.put("buildah", ENGINE.replace("*FromImageDigest*) cat digest", asked))
     said = place.image(code=3)
-    assert "unauthorized" in said
-    assert "log in to the registry" in said
+    assert answer in said
+    assert remedy in said
 
 
 # The builders' own ways
