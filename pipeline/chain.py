@@ -19,12 +19,13 @@ from pipeline.cluster_load import open_cluster
 from pipeline.complete import is_complete
 from pipeline.config import Config
 from pipeline.config_load import load_config, load_run_config
-from pipeline.config_paths import Problem, resolve_paths
+from pipeline.config_paths import resolve_paths
 from pipeline.container import check_container
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from pipeline.goodput import read_split
 from pipeline.hints import command, shown
 from pipeline.local import run_chain
+from pipeline.named_paths import Problem
 from pipeline.owner import owned
 from pipeline.paths_there import resolve_there
 from pipeline.plan import ALONE, STAGES, Measured, Plan, gpu_hours, make_plan

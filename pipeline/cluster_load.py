@@ -11,10 +11,11 @@ from typing import Any
 from pipeline.checks import check
 from pipeline.cluster import RULES, Cluster
 from pipeline.config_errors import ConfigError, Mistake
-from pipeline.config_paths import PathError, expand
+from pipeline.config_paths import expand
 from pipeline.errors import UserError
 from pipeline.hints import again, command
 from pipeline.image_reference import parse_image
+from pipeline.named_paths import PathError
 from pipeline.slurm import Slurm
 from pipeline.yaml12 import Document, load_document, shown
 

@@ -12,8 +12,9 @@ from pipeline.config import Config
 from pipeline.config_errors import ConfigError, Mistake, dotted
 from pipeline.config_evaluate import EvaluateConfig
 from pipeline.config_hints import section_at
-from pipeline.config_paths import Problem, resolve_paths
+from pipeline.config_paths import resolve_paths
 from pipeline.config_rules import RULES
+from pipeline.named_paths import Problem
 from pipeline.yaml12 import Document, KeyPath, Place, YamlError, load_document, parse_document, shown
 from pipeline.yaml12_dump import dump
 

@@ -6,82 +6,48 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.config import Config
-from pipeline.config_evaluate import PYTHON_DOCS, BenchmarkSource
 from pipeline.config_sources import folder_suffixes, in_folder, kind_of, known_suffixes, walk
-from pipeline.config_tokenize import HUB, STDLIB, DataSource
+from pipeline.config_tokenize import HUB
 from pipeline.config_types import has_control_characters
 from pipeline.errors import UserError
 from pipeline.hugging_face import check_folder
+from pipeline.named_paths import NamedPath, PathError, Problem, resolve
 from pipeline.prompts import read_prompts
 from pipeline.questions import read_questions
-from pipeline.yaml12 import KeyPath, shown
 
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})?")
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 FILE_TYPES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".gz", ".zst", ".csv", ".py", ".model"}
 
-Problem = tuple[KeyPath, str]
-
-
-class PathError(ValueError):
-    """A path that cannot be used; says why and what to do."""
-
 
 def resolve_paths(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
     """Return the Config with paths as they are on this machine, and what is wrong with those left as they were."""
-    problems: list[Problem] = []
+    return resolve(config, lambda path: _find(path, folder, config), expand)  # runs_dir, relative: the caller's matter
 
-    def attempt(path: KeyPath, text: str, find: Callable[[str], str]) -> str:
-        try:
-            return find(text)
-        except PathError as error:
-            problems.append((path, f"{shown(text)} {error}"))
-            return text
 
-    def source(number: int, old: DataSource) -> DataSource:
-        if old.path is not None:
-            new = attempt(("data", number, "path"), old.path, lambda text: find_text(text, folder))
-            return old.model_copy(update={"path": new})
-        new = attempt(("data", number, "dataset"), old.dataset or "", lambda text: find_dataset(text, folder))
-        return old.model_copy(update={"dataset": new})
-
-    def benchmark(number: int, old: BenchmarkSource) -> BenchmarkSource:
-        if old.path is None or old.path == PYTHON_DOCS:
-            return old
-        key = ("evaluate", "benchmarks", number, "path")
-        new = attempt(key, old.path, lambda text: find_questions(text, folder, old.kind))
-        return old.model_copy(update={"path": new})
-
-    data = [source(number, old) for number, old in enumerate(config.data)]
-    tokenize, tokenizer = config.tokenize, config.tokenize.tokenizer
-    if tokenizer is not None:
-        new = attempt(("tokenize", "tokenizer"), tokenizer, lambda text: find_file(text, folder))
-        tokenize = tokenize.model_copy(update={"tokenizer": new})
-    benchmarks = [benchmark(number, old) for number, old in enumerate(config.evaluate.benchmarks)]
-    evaluate = config.evaluate.model_copy(update={"benchmarks": benchmarks})
-    pretrain, init_from = config.pretrain, config.pretrain.init_from
-    if init_from is not None:
-        new = attempt(("pretrain", "init_from"), init_from, lambda text: find_model(text, folder, config))
-        pretrain = pretrain.model_copy(update={"init_from": new})
-    inference, prompts = config.inference, config.inference.prompts_file
-    if prompts is not None:
-        new = attempt(("inference", "prompts_file"), prompts, lambda text: find_prompts(text, folder))
-        inference = inference.model_copy(update={"prompts_file": new})
-    runs_dir = attempt(("runs_dir",), config.runs_dir, expand)  # relative: the caller's matter
-    changes = {
-        "data": data,
-        "tokenize": tokenize,
-        "pretrain": pretrain,
-        "evaluate": evaluate,
-        "inference": inference,
-        "runs_dir": runs_dir,
-    }
-    return config.model_copy(update=changes), problems
+def _find(path: NamedPath, folder: Path, config: Config) -> str:
+    """Return a place of this machine, absolute, after a look at what lies there."""
+    if path.kind == "text":
+        return find_text(path.text, folder)
+    if path.kind == "dataset":
+        return find_dataset(path.text, folder)
+    if path.kind == "model":
+        return find_model(path.text, folder, config)
+    if path.kind == "lm_eval":
+        return find_there(path.text, folder, "folder")
+    found = find_there(path.text, folder, "file")
+    try:
+        if path.kind == "prompts":
+            read_prompts(Path(found))
+        elif path.kind != "tokenizer":
+            read_questions(Path(found), path.kind)
+    except UserError as error:
+        raise PathError(f"cannot be used: {error}") from None
+    return found
 
 
 def find_model(text: str, folder: Path, config: Config) -> str:
@@ -94,28 +60,6 @@ def find_model(text: str, folder: Path, config: Config) -> str:
     except UserError as error:
         raise PathError(str(error)) from None
     return str(path)
-
-
-def find_prompts(text: str, folder: Path) -> str:
-    """Return the absolute path of a file of prompts, which is read through for mistakes."""
-    path = find_file(text, folder)
-    try:
-        read_prompts(Path(path))
-    except UserError as error:
-        raise PathError(f"cannot be used: {error}") from None
-    return path
-
-
-def find_questions(text: str, folder: Path, kind: str) -> str:
-    """Return the absolute path of a Benchmark: a file of questions, read through for mistakes, or lm_eval's folder."""
-    if kind == "lm_eval":
-        return find_folder(text, folder)
-    path = find_file(text, folder)
-    try:
-        read_questions(Path(path), kind)
-    except UserError as error:
-        raise PathError(f"cannot be used: {error}") from None
-    return path
 
 
 def expand(text: str) -> str:
@@ -147,8 +91,6 @@ def _value(match: re.Match[str]) -> str:
 
 def find_text(text: str, folder: Path) -> str:
     """Return the absolute path of a file or folder, or an absolute glob that matches something."""
-    if text == STDLIB:
-        return text
     refuse_other_sources(text)
     expanded = expand(text)
     path = folder / expanded
@@ -212,25 +154,15 @@ def find_dataset(text: str, folder: Path) -> str:
     return str(path)
 
 
-def find_file(text: str, folder: Path) -> str:
-    """Return the absolute path of a file that must be there."""
+def find_there(text: str, folder: Path, kind: str) -> str:
+    """Return the absolute path of a `file` or `folder` that must be there."""
     path = folder / expand(text)
-    kind = _look(path)
-    if kind is None:
-        raise PathError(f"is not there: no file {path}; mend the path")
-    if kind != "file":
-        raise PathError("is a folder, and a file is needed; name a file in it")
-    return str(path)
-
-
-def find_folder(text: str, folder: Path) -> str:
-    """Return the absolute path of a folder that must be there."""
-    path = folder / expand(text)
-    kind = _look(path)
-    if kind is None:
-        raise PathError(f"is not there: no folder {path}; mend the path")
-    if kind != "folder":
-        raise PathError("is a file, and a folder is needed; name the one that it is in")
+    found = _look(path)
+    if found is None:
+        raise PathError(f"is not there: no {kind} {path}; mend the path")
+    if found != kind:
+        inside = "name a file in it" if kind == "file" else "name the one that it is in"
+        raise PathError(f"is a {found}, and a {kind} is needed; {inside}")
     return str(path)
 
 

@@ -11,6 +11,7 @@ from pipeline.cluster_parts import UNSAFE_IN_MOUNTS
 from pipeline.config import Config
 from pipeline.errors import NotReadyError, UserError
 from pipeline.image_reference import parse_image, require
+from pipeline.named_paths import named_paths
 from pipeline.run import Run
 from pipeline.slurm import Slurm
 from pipeline.yaml12 import shown
@@ -71,14 +72,12 @@ def check_pyxis(cluster: Cluster, slurm: Slurm) -> None:
 
 
 def data_folders(config: Config, run: Run) -> list[Path]:
-    """List the folders outside the Run that its stages read: where documents and an existing tokenizer lie."""
-    places = [source.path for source in config.data if source.path and source.path.startswith("/")]
-    files = (config.tokenize.tokenizer, config.inference.prompts_file)
-    places += [place for place in files if place]
-    places += [b.path for b in config.evaluate.benchmarks if b.path and b.path.startswith("/")]
+    """List the folders outside the Run that its stages read: of documents, datasets, models, prompts and questions."""
     folders: list[Path] = []
-    whole = [Path(config.pretrain.init_from)] if config.pretrain.init_from else []
-    for folder in [*map(_folder_of, places), *whole]:
+    for path in named_paths(config):
+        if not path.text.startswith("/"):  # on the hub
+            continue
+        folder = Path(path.text) if path.kind in ("dataset", "model", "lm_eval") else _folder_of(path.text)
         if folder not in folders and not folder.is_relative_to(run.root) and folder != Path("/"):
             folders.append(folder)
     return [folder for folder in folders if not any(other in folder.parents for other in folders)]

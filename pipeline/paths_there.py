@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from pipeline.config import Config
-from pipeline.config_evaluate import PYTHON_DOCS
-from pipeline.config_paths import PathError, Problem, expand, find_dataset, is_hub_name, refuse_other_sources
-from pipeline.config_tokenize import STDLIB, DataSource
+from pipeline.config_paths import expand, find_dataset, is_hub_name, refuse_other_sources
 from pipeline.errors import NotReadyError
+from pipeline.named_paths import NamedPath, PathError, Problem, resolve
 from pipeline.slurm import Slurm
-from pipeline.yaml12 import KeyPath, shown
+from pipeline.yaml12 import shown
 
 # One word for each path, in their order. A path is an argument and never part of the text.
 LOOK = """
@@ -28,72 +26,26 @@ done
 """
 
 
-class _Path(NamedTuple):
-    key: KeyPath
-    text: str
-    kinds: tuple[str, ...]  # that it may be: file, folder
-
-
 def resolve_there(config: Config, slurm: Slurm) -> tuple[Config, list[Problem]]:
     """Return the Config with paths as they are, `runs_dir` here and the others there, and what is wrong with them."""
-    problems: list[Problem] = []
+    paths: list[NamedPath] = []
 
-    def attempt(key: KeyPath, text: str, find: Callable[[str], str]) -> str:
-        try:
-            return find(text)
-        except PathError as error:
-            problems.append((key, f"{shown(text)} {error}"))
-            return text
+    def find(path: NamedPath) -> str:
+        if path.kind == "dataset" and is_hub_name(path.text):
+            return find_dataset(path.text, Path("/"))
+        text = _absolute(path.text)
+        paths.append(path._replace(text=text))
+        return text
 
-    def to_look_at(key: KeyPath, text: str, *kinds: str) -> str:
-        before = len(problems)
-        path = attempt(key, text, _absolute)
-        if len(problems) == before:
-            paths.append(_Path(key, path, kinds))
-        return path
+    config, problems = resolve(config, find, expand)
+    return config, problems + _problems(paths, slurm)
 
-    def source(number: int, old: DataSource) -> DataSource:
-        if old.path is not None:
-            kinds = ("folder",) if glob.has_magic(old.path) else ("file", "folder")
-            path = old.path if old.path == STDLIB else to_look_at(("data", number, "path"), old.path, *kinds)
-            return old.model_copy(update={"path": path})
-        key, name = ("data", number, "dataset"), old.dataset or ""
-        if is_hub_name(name):
-            return old.model_copy(update={"dataset": attempt(key, name, lambda text: find_dataset(text, Path("/")))})
-        return old.model_copy(update={"dataset": to_look_at(key, name, "folder")})
 
-    paths: list[_Path] = []
-    runs_dir = attempt(("runs_dir",), config.runs_dir, expand)
-    data = [source(number, old) for number, old in enumerate(config.data)]
-    tokenize = config.tokenize
-    if tokenize.tokenizer is not None:
-        path = to_look_at(("tokenize", "tokenizer"), tokenize.tokenizer, "file")
-        tokenize = tokenize.model_copy(update={"tokenizer": path})
-    benchmarks = []
-    for number, old in enumerate(config.evaluate.benchmarks):
-        if old.path not in (None, PYTHON_DOCS):
-            kind = "folder" if old.kind == "lm_eval" else "file"
-            key = ("evaluate", "benchmarks", number, "path")
-            old = old.model_copy(update={"path": to_look_at(key, old.path, kind)})
-        benchmarks.append(old)
-    evaluate = config.evaluate.model_copy(update={"benchmarks": benchmarks})
-    pretrain, inference = config.pretrain, config.inference
-    if pretrain.init_from is not None:  # what is in it is looked at over there
-        path = to_look_at(("pretrain", "init_from"), pretrain.init_from, "folder")
-        pretrain = pretrain.model_copy(update={"init_from": path})
-    if inference.prompts_file is not None:
-        path = to_look_at(("inference", "prompts_file"), inference.prompts_file, "file")
-        inference = inference.model_copy(update={"prompts_file": path})
-    problems += _problems(paths, slurm)
-    changes = {
-        "data": data,
-        "tokenize": tokenize,
-        "pretrain": pretrain,
-        "evaluate": evaluate,
-        "inference": inference,
-        "runs_dir": runs_dir,
-    }
-    return config.model_copy(update=changes), problems
+def _kinds(path: NamedPath) -> tuple[str, ...]:
+    """Return what a place may be over there; what is in it, only a stage sees."""
+    if path.kind == "text":
+        return ("folder",) if glob.has_magic(path.text) else ("file", "folder")
+    return ("folder",) if path.kind in ("dataset", "model", "lm_eval") else ("file",)
 
 
 def _absolute(text: str) -> str:
@@ -108,7 +60,7 @@ def _absolute(text: str) -> str:
     return text.replace("$$", "$")
 
 
-def _problems(paths: Sequence[_Path], slurm: Slurm) -> list[Problem]:
+def _problems(paths: Sequence[NamedPath], slurm: Slurm) -> list[Problem]:
     if not paths:
         return []
     looked = [_fixed_part(path.text) for path in paths]
@@ -117,7 +69,7 @@ def _problems(paths: Sequence[_Path], slurm: Slurm) -> list[Problem]:
         raise NotReadyError(f"login.prefix: asked for {len(paths)} paths, and this came back: {' '.join(said)[:200]}")
     problems = []
     for path, place, kind in zip(paths, looked, said, strict=True):
-        if kind in path.kinds:
+        if kind in _kinds(path):
             continue
         if kind == "missing":
             here = "; this machine has it: copy it there" if os.path.exists(place) else "; copy it there"
@@ -125,7 +77,7 @@ def _problems(paths: Sequence[_Path], slurm: Slurm) -> list[Problem]:
         elif kind == "unreadable":
             problem = "may not be read by you on the cluster; ask for permission, or mend it with chmod"
         else:
-            problem = f"is a {kind} on the cluster, and a {' or '.join(path.kinds)} is needed; mend the path"
+            problem = f"is a {kind} on the cluster, and a {' or '.join(_kinds(path))} is needed; mend the path"
         problems.append((path.key, f"{shown(path.text)} {problem}"))
     return problems
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from pipeline.records import Record
 
 Values = dict[str, list[float]]  # name -> numbers, in the order of batches
-Record = dict[str, Any]
 LOWER_IS_BETTER = frozenset({"bits/byte"})
 
 

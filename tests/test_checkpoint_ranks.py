@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import ranks
-from conftest import PROJECT, environment
-
-
-def run_ranks(world_size: int, root: Path) -> None:
-    """Run ranks.py on `world_size` processes, and show the output of those that fail."""
-    command = [sys.executable, str(PROJECT / "tests" / "ranks.py"), str(root / f"store{world_size}")]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(world_size), str(root)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env=environment(PYTHONPATH=str(PROJECT)),
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * world_size, "\n".join(outputs)
+from rank_processes import run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +15,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what one and two ranks have saved; two_ranks has its own checks."""
     root = tmp_path_factory.mktemp("ranks")
     ranks.save(root / "plain1", 1)
-    run_ranks(2, root)
+    run_ranks("ranks.py", 2, root)
     return root
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PROJECT
+from own_tokenizer import own_tokenizer
 
 from pipeline.config_load import config_differences, load_config
 from pipeline.config_pretrain import ModelConfig
-from pipeline.config_tokenize import TokenizeConfig
 from pipeline.container import data_folders
 from pipeline.errors import UserError
 from pipeline.hugging_face import check_folder
@@ -21,7 +20,7 @@ from pipeline.lm import export as exporting
 from pipeline.lm.export import export_model
 from pipeline.lm.init_from import load_folder
 from pipeline.lm.model import Transformer
-from pipeline.lm.tokenizer import Tokenizer, train_tokenizer
+from pipeline.lm.tokenizer import Tokenizer
 from pipeline.run import Run
 from pipeline.submit import describe
 
@@ -40,10 +39,7 @@ ODD = [
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
-    texts = [file.read_bytes() for file in sorted((PROJECT / "pipeline").glob("*.py"))]
-    train_tokenizer(texts, TokenizeConfig(vocab_size=V), path)
-    return Tokenizer(path)
+    return own_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.model", V)
 
 
 def make(config: ModelConfig) -> Transformer:

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PROJECT
+from own_tokenizer import own_tokenizer
 
 from pipeline.config import Config
 from pipeline.config_inference import InferenceConfig
 from pipeline.config_pretrain import ModelConfig
-from pipeline.config_tokenize import TokenizeConfig
 from pipeline.errors import UserError
 from pipeline.files import append_line, read_json, read_lines, write_json
 from pipeline.lm.engine import Engine, Part, TorchEngine
@@ -26,7 +25,7 @@ from pipeline.lm.native import NativeEngine, build
 from pipeline.lm.optim import build_optimizers
 from pipeline.lm.sampling import TextStream, choose
 from pipeline.lm.saver import Saver
-from pipeline.lm.tokenizer import Tokenizer, train_tokenizer
+from pipeline.lm.tokenizer import Tokenizer
 from pipeline.prompts import read_prompts
 from pipeline.run import Run
 from pipeline.samples import compare, measured
@@ -63,10 +62,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
-    texts = [file.read_bytes() for file in sorted((PROJECT / "pipeline").glob("*.py"))]
-    train_tokenizer(texts, TokenizeConfig(vocab_size=V), path)
-    return Tokenizer(path)
+    return own_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.model", V)
 
 
 @pytest.fixture(scope="module")

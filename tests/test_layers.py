@@ -22,6 +22,7 @@ LM_MAY_IMPORT = {
     "pipeline.files",
     "pipeline.hugging_face",
     "pipeline.questions",
+    "pipeline.signals",
     "pipeline.sizes",
     "pipeline.steps",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +10,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar
 
+from pipeline.signals import STOP_SIGNALS, die_with_parent
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 4  # times the processes: results that may wait for an earlier one
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
-PR_SET_PDEATHSIG = 1
 
 
 class LostProcessError(Exception):
@@ -95,7 +94,7 @@ class _Worker:
 def _serve(work: Callable[[Any], Any], items: Sequence[Any], connection: Connection, parent: int) -> None:
     for number in STOP_SIGNALS:  # the parent takes them, and ends us
         signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     while os.getppid() == parent:
         item = connection.recv()
         error, value = None, None

@@ -7,7 +7,6 @@ only noted here, and looked at when the imports are done.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -18,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
+from pipeline.signals import STOP_SIGNALS, die_with_parent
+
 AGAIN_SECONDS = 1.0
-PR_SET_PDEATHSIG = 1
 STARTED = time.time()
 PARENT = os.getppid()
 
@@ -90,14 +89,6 @@ def _siblings_are_missing() -> bool:
         return os.getppid() == PARENT  # one went away while we looked; the parent may be it
     alive = [stat for stat in children if stat.rpartition(")")[2].split()[0] not in "ZX"]
     return bool(lists) and len(alive) < expected
-
-
-def die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the parent ends, so that a killed launcher leaves no ranks behind."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before the call
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def leave_no_core() -> None:

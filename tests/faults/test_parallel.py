@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import parallel_ranks
 import pytest
 import torch
 from by_hand import Attempt, events, losses, make_data, make_run, processes_of, weights
-from conftest import PROJECT, environment
+from rank_processes import run_ranks
 
 STEPS = 24
 KEYS = (
@@ -21,23 +19,10 @@ KEYS = (
 )
 
 
-def run_ranks(world_size: int, root: Path) -> None:
-    command = [sys.executable, str(PROJECT / "tests" / "parallel_ranks.py"), str(root / f"store{world_size}")]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(world_size), str(root)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env=environment(PYTHONPATH=str(PROJECT)),
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * world_size, "\n".join(outputs)
-
-
 def test_two_four_and_one_rank(tmp_path: Path) -> None:
     """The ranks compare sharded with replicated training; four and one go on from what two have saved."""
-    run_ranks(2, tmp_path)
-    run_ranks(4, tmp_path)
+    run_ranks("parallel_ranks.py", 2, tmp_path, seconds=300)
+    run_ranks("parallel_ranks.py", 4, tmp_path, seconds=300)
     torch.set_num_threads(1)
     parallel_ranks.loads_elsewhere(tmp_path, ("ddp",))
 
