@@ -208,6 +208,22 @@ def test_a_folder_that_enroot_would_read_as_something_else_is_not_mounted(name: 
     assert plan_of(f"/runs/{name}", SITE).jobs  # where stages run without a container it is only a folder
 
 
+def test_all_that_a_config_names_outside_the_run_is_mounted_read_only() -> None:
+    keys = {
+        "data": [{"path": "/a/*.txt"}, {"dataset": "/b/set"}, {"dataset": "owner/name"}, {"path": "python-stdlib"}],
+        "tokenize": {"tokenizer": "/c/tokenizer.model"},
+        "pretrain": {"init_from": "/d/model.v1"},
+        "evaluate": {"benchmarks": [{"name": "q", "kind": "cloze", "path": "/e/q.jsonl"}]},
+        "inference": {"prompts_file": "/f/prompts.txt"},
+    }
+    cluster = SITE.model_copy(update={"image": "/images/train.sqsh"})
+    plan = make_plan(Config.model_validate({"name": "golden"} | keys), cluster, Run(Path("/runs/golden")))
+    mounts = re.search(r"--container-mounts=(\S+)", plan.files["launch/tokenize.env"])[1].split(",")
+    assert [mount for mount in mounts if not mount.startswith("/runs")] == [
+        f"{folder}:{folder}:ro" for folder in ("/a", "/b/set", "/c", "/d/model.v1", "/e", "/f")
+    ]
+
+
 def test_a_percent_sign_in_a_folder_is_no_pattern_of_sbatch() -> None:
     (output,) = [word for word in plan_of("/runs/100%j", cluster=SITE).jobs[1].command if word.startswith("--output")]
     assert output == "--output=/runs/100%%j/logs/pretrain-%j.slurm.log"
