@@ -44,8 +44,8 @@ def prompts(batch: int) -> list[list[int]]:
 
 
 def ours() -> Run:
-    from pipeline.config_inference import InferenceConfig
-    from pipeline.config_pretrain import ModelConfig
+    from pipeline.config.inference import InferenceConfig
+    from pipeline.config.pretrain import ModelConfig
     from pipeline.lm.generation import Generator, Request
     from pipeline.lm.model import Transformer
     from pipeline.lm.native import NativeEngine, build

@@ -25,7 +25,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
-from pipeline.image_squash import SQUASH
+from pipeline.image.squash import SQUASH
 
 OPTIONS = {
     "lzo -noD (Enroot's default)": "-comp lzo -noD",

@@ -25,9 +25,9 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "tests" / "slurm")]
 from private_slurm import PrivateSlurm
 from slurm_packages import reason
 
-from pipeline.chain import request
-from pipeline.submit import prepare
-from pipeline.submit_slurm import Submission
+from pipeline.submit.chain import request
+from pipeline.submit.run_folder import prepare
+from pipeline.submit.to_slurm import Submission
 
 CLUSTER = "scheduler: slurm\nsbatch: {partition: main, mem: 100M}\n"
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.parts.cache import CACHE, environment
 from benchmarks.parts.corpus import corpus
-from pipeline.config_tokenize import TokenizeConfig
+from pipeline.config.tokenize import TokenizeConfig
 from pipeline.lm.tokenizer import train_tokenizer
 
 SCRIPT = Path(__file__).resolve().parent / "parts" / "tokenize_ways.py"

@@ -17,7 +17,7 @@ from typing import Any
 
 MARKER = Path("/etc/pipeline-image.json")
 STAGES = [f"pipeline.stages.{stage}" for stage in ("preflight", "tokenize", "pretrain", "evaluate", "inference")]
-MODULES = ["sentencepiece", "datasets", "numpy", "safetensors", "pipeline.cli", *STAGES]
+MODULES = ["sentencepiece", "datasets", "numpy", "safetensors", "pipeline.cli.verbs", *STAGES]
 
 
 def debian_packages() -> dict[str, str]:

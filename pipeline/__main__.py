@@ -1,5 +1,5 @@
 """`python -m pipeline VERB`."""
 
-from pipeline.cli import main
+from pipeline.cli.verbs import main
 
 main()

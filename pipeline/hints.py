@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from pipeline.caller import caller
+from pipeline.cluster.caller import caller
 
 
 def shown(path: Path | str) -> str:

@@ -40,7 +40,7 @@ begin() {
 enter_allocation() {
     local rc=0 node
     echo "$stage: job $JOB_ID, attempt $ATTEMPT, on $SLURM_JOB_NODELIST, $(date -Is)"
-    "$PYTHON" -m pipeline.jobscript begin "$run" "$stage" "$JOB_ID" "$ATTEMPT" || rc=$?
+    "$PYTHON" -m pipeline.host.jobscript begin "$run" "$stage" "$JOB_ID" "$ATTEMPT" || rc=$?
     if ((rc == 100)); then exit 0; fi # nothing to do
     if ((rc)); then exit "$rc"; fi
     read -r node < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -72,7 +72,7 @@ warn() {
 # Have each node copy the image to its own disk, and start the steps from there. A node without room says why.
 cache_image() {
     local copy array i
-    copy=$("$PYTHON" -m pipeline.image_cache name "$run" "$IMAGE_CACHE")
+    copy=$("$PYTHON" -m pipeline.image.cache name "$run" "$IMAGE_CACHE")
     attend "${CACHE_IMAGE[@]}" copy "$run" "$IMAGE_CACHE"
     if ((status == 3)); then return; fi # some node has not even a name for it: all start from the shared disk
     if ((status)); then finish; fi
@@ -106,5 +106,5 @@ step() {
 
 # End with the exit code of the verdict.
 finish() {
-    exec "$PYTHON" -m pipeline.jobscript end "$run" "$stage" "$JOB_ID" "$ATTEMPT" "$status" "$SCHEDULER"
+    exec "$PYTHON" -m pipeline.host.jobscript end "$run" "$stage" "$JOB_ID" "$ATTEMPT" "$status" "$SCHEDULER"
 }

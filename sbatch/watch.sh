@@ -9,7 +9,7 @@ while kill -0 "$script" 2>/dev/null; do
     for manifest in "$run"/checkpoints/step-*/manifest.json; do now=$manifest; done
     if [[ $now != "$newest" && -e $now ]]; then
         newest=$now
-        "$python" -m pipeline.backfill "$run" || true
+        "$python" -m pipeline.evaluation.backfill "$run" || true
     fi
     sleep "${PIPELINE_WATCH_SECONDS:-15}"
 done

@@ -15,13 +15,13 @@ from typing import Any
 
 from micro import MICRO, PROJECT, environment
 
-from pipeline.cluster_load import open_cluster
-from pipeline.config_load import load_config
+from pipeline.cluster.load import open_cluster
+from pipeline.config.load import load_config
 from pipeline.files import read_json, read_lines
-from pipeline.owner import current
-from pipeline.plan import make_plan
-from pipeline.run import Run
-from pipeline.submit import prepare, run_of
+from pipeline.plan.jobs import make_plan
+from pipeline.run.folder import Run
+from pipeline.run.owner import current
+from pipeline.submit.run_folder import prepare, run_of
 
 FAST = ("pretrain.log_interval=1", "pretrain.save_interval=10", "pretrain.max_steps=40", "pretrain.keep_last=100")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import append_line, write_json, write_text
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 START = 1_760_000_000.0
 MAX_STEPS = 900

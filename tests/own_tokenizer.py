@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conftest import PROJECT
 
-from pipeline.config_tokenize import TokenizeConfig
+from pipeline.config.tokenize import TokenizeConfig
 from pipeline.lm.tokenizer import Tokenizer, train_tokenizer
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from conftest import environment
 
-from pipeline.chain import request
 from pipeline.files import read_json
-from pipeline.run import Run
-from pipeline.submit import prepare
+from pipeline.run.folder import Run
+from pipeline.submit.chain import request
+from pipeline.submit.run_folder import prepare
 
 
 def make_run(config: Path, *overrides: str) -> Run:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fake_slurm
 
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 Pipeline = Callable[..., subprocess.CompletedProcess[str]]
 

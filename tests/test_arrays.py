@@ -12,13 +12,13 @@ from conftest import environment
 from slurm_site import Pipeline, Site
 from test_plan import SITE
 
-from pipeline.attempts import read_attempts
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.files import read_json, write_json, write_text
-from pipeline.plan import make_plan
-from pipeline.run import Run
-from pipeline.slurm_arrays import count_states, names, task_numbers
-from pipeline.verdict import write_verdict
+from pipeline.plan.jobs import make_plan
+from pipeline.run.attempts import read_attempts
+from pipeline.run.folder import Run
+from pipeline.run.verdict import write_verdict
+from pipeline.slurm.arrays import count_states, names, task_numbers
 
 ARRAY = ("tokenize.array_tasks=8", "tokenize.max_running_tasks=3")
 
@@ -127,7 +127,7 @@ class Task:
         line = [
             sys.executable,
             "-m",
-            "pipeline.jobscript",
+            "pipeline.host.jobscript",
             verb,
             self.run.root,
             "tokenize",

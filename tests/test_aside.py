@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from fakes import Fake, calls
 
-from pipeline.aside import run_aside
-from pipeline.cluster_load import open_cluster
-from pipeline.config_load import load_config
+from pipeline.cluster.load import open_cluster
+from pipeline.config.load import load_config
 from pipeline.errors import NotReadyError, UserError
-from pipeline.exporting import export
 from pipeline.files import write_json
-from pipeline.generate import Wish, elsewhere, generate
-from pipeline.plan import make_plan
-from pipeline.run import Run
-from pipeline.submit import prepare, run_of
+from pipeline.inference.exporting import export
+from pipeline.inference.generate import Wish, elsewhere, generate
+from pipeline.plan.jobs import make_plan
+from pipeline.run.folder import Run
+from pipeline.submit.aside import run_aside
+from pipeline.submit.run_folder import prepare, run_of
 
 CLUSTER = "scheduler: slurm\ngpus_per_node: 8\nsbatch: {partition: gpu, account: lm}\nsrun: {mpi: pmix}\n"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pipeline.attempts import Beginning, newest_step, read_attempts, settle, settle_lost
-from pipeline.bad_nodes import BadNodes
-from pipeline.run import Run
-from pipeline.verdict import WARNED_EARLY, write_verdict
+from pipeline.run.attempts import Beginning, newest_step, read_attempts, settle, settle_lost
+from pipeline.run.folder import Run
+from pipeline.run.verdict import WARNED_EARLY, write_verdict
+from pipeline.slurm.bad_nodes import BadNodes
 
 
 def begin(run: Run, job_id: str, number: int, before: int, when: float, *nodes: str) -> Beginning:

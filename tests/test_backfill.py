@@ -12,20 +12,20 @@ import pytest
 from conftest import PROJECT, environment
 from example_run import make_run
 
-from pipeline.attempts import read_beginning
-from pipeline.backfill import Backfill, main
-from pipeline.cluster import Cluster
-from pipeline.complete import steps_to_evaluate
-from pipeline.config_load import load_run_config
+from pipeline.cluster.schema import Cluster
+from pipeline.config.load import load_run_config
+from pipeline.config.yaml12_dump import dump
+from pipeline.evaluation.backfill import Backfill, main
+from pipeline.evaluation.scoring import Cut, settle_cut, units_of
 from pipeline.files import read_json, read_lines, write_json, write_text
-from pipeline.host_evaluate import EvaluateBegin, EvaluateEnd
-from pipeline.launch import launch_file
-from pipeline.run import Run
-from pipeline.scoring import Cut, settle_cut, units_of
-from pipeline.slurm import Slurm
-from pipeline.submit_slurm import queue_evaluations
-from pipeline.verdict import write_verdict
-from pipeline.yaml12_dump import dump
+from pipeline.host.evaluate import EvaluateBegin, EvaluateEnd
+from pipeline.plan.launch import launch_file
+from pipeline.run.attempts import read_beginning
+from pipeline.run.complete import steps_to_evaluate
+from pipeline.run.folder import Run
+from pipeline.run.verdict import write_verdict
+from pipeline.slurm.commands import Slurm
+from pipeline.submit.to_slurm import queue_evaluations
 
 CUT = Cut("key", 30, 10, {"bytes": 4000, "checkpoint_sha256": ""})
 NOTHING_TO_DO = 100
@@ -235,7 +235,7 @@ def test_where_nodes_may_not_submit_jobs_are_queued_beforehand(tmp_path: Path, o
 
 
 def test_window_shows_holes_and_sizes(place: Place) -> None:
-    from pipeline.window_view import look
+    from pipeline.evaluation.window_view import look
 
     (place.slurm / "sinfo.answer").write_text("n3|mixed|2/6/0/8|gpu:h100:4|gpu:h100:1(IDX:0)|main*|\n")
     found = look(place.run)
@@ -259,7 +259,7 @@ def test_the_batch_shell_of_pretrain_asks_once_for_each_new_checkpoint(tmp_path:
         while (not calls.is_file() or len(calls.read_text().splitlines()) < times) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.3)  # and not once more
-        return calls.read_text().splitlines() == [f"-m pipeline.backfill {run.root}"] * times
+        return calls.read_text().splitlines() == [f"-m pipeline.evaluation.backfill {run.root}"] * times
 
     try:
         for times, step in enumerate((0, 250), 1):

@@ -15,7 +15,7 @@ import pytest
 from conftest import environment
 
 from pipeline.files import read_json, read_lines
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 Pipeline = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import PROJECT, environment
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import DivergedError, NotReadyError, StorageError
 from pipeline.lm import saver as saver_module
 from pipeline.lm import staging, storage
@@ -27,7 +27,7 @@ from pipeline.lm.contents import seal
 from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers
 from pipeline.lm.saver import Hooks, Saver
-from pipeline.steps import list_steps
+from pipeline.run.steps import list_steps
 
 CONFIG = Config.model_validate(
     {

@@ -13,13 +13,13 @@ import pytest
 from conftest import PROJECT
 from test_config import PYDANTIC_WORDS, WILD, possible_errors
 
-from pipeline.cluster import OTHER_NAMES, Cluster
-from pipeline.cluster_load import load_cluster, open_cluster
-from pipeline.cluster_parts import Options
-from pipeline.config_errors import WORDS, ConfigError
-from pipeline.config_evaluate import EvaluateConfig
-from pipeline.config_hints import section_in
-from pipeline.config_pretrain import PretrainConfig
+from pipeline.cluster.load import load_cluster, open_cluster
+from pipeline.cluster.parts import Options
+from pipeline.cluster.schema import OTHER_NAMES, Cluster
+from pipeline.config.errors import WORDS, ConfigError
+from pipeline.config.evaluate import EvaluateConfig
+from pipeline.config.hints import section_in
+from pipeline.config.pretrain import PretrainConfig
 from pipeline.errors import UserError
 
 Load = Callable[[str], Cluster]

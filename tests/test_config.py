@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config import Config
-from pipeline.config_docs import config_reference, config_schema
-from pipeline.config_errors import WORDS, ConfigError, choices_of
-from pipeline.config_evaluate import BITS_PER_BYTE, BenchmarkSource, EvaluateConfig, GateRule
-from pipeline.config_hints import ELSEWHERE, section_in
-from pipeline.config_inference import InferenceConfig
-from pipeline.config_load import config_differences, dump_config, load_config, load_run_config
-from pipeline.config_preflight import PreflightConfig
-from pipeline.config_pretrain import ModelConfig, PretrainConfig
-from pipeline.config_tokenize import DataSource, TokenizeConfig
-from pipeline.config_types import has_control_characters
-from pipeline.slurm_options import option_words
-from pipeline.slurm_time import canonical_time, time_seconds
-from pipeline.yaml12 import YamlError, parse_document
+from pipeline.config.docs import config_reference, config_schema
+from pipeline.config.errors import WORDS, ConfigError, choices_of
+from pipeline.config.evaluate import BITS_PER_BYTE, BenchmarkSource, EvaluateConfig, GateRule
+from pipeline.config.hints import ELSEWHERE, section_in
+from pipeline.config.inference import InferenceConfig
+from pipeline.config.load import config_differences, dump_config, load_config, load_run_config
+from pipeline.config.preflight import PreflightConfig
+from pipeline.config.pretrain import ModelConfig, PretrainConfig
+from pipeline.config.schema import Config
+from pipeline.config.tokenize import DataSource, TokenizeConfig
+from pipeline.config.types import has_control_characters
+from pipeline.config.yaml12 import YamlError, parse_document
+from pipeline.slurm.options import option_words
+from pipeline.slurm.time_limits import canonical_time, time_seconds
 
 ROOT = Path(__file__).parent.parent
 PYDANTIC_WORDS = re.compile(r"Input should|validation error|Extra inputs|Field required|\[type=|pydantic")
@@ -804,6 +804,6 @@ def test_every_key_has_a_description_in_schema_and_reference() -> None:
 
 
 def test_config_is_light_to_import() -> None:
-    code = "import sys, pipeline.config_load; print(sorted({'torch', 'numpy', 'datasets'} & set(sys.modules)))"
+    code = "import sys, pipeline.config.load; print(sorted({'torch', 'numpy', 'datasets'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stdout.strip() == "[]"

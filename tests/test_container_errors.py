@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.container_errors import container_failure
+from pipeline.image.container_errors import container_failure
 
 END = """\
 slurmstepd-{node}: error: pyxis: container was not started successfully by another task

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.decision import Attempt, after_attempt, may_begin
+from pipeline.run.decision import Attempt, after_attempt, may_begin
 
 # An attempt that trained from step 100 to 200 and was warned of its time limit.
 SEGMENT = Attempt("7", 0, "stopped", "asked to stop by USR2", before=100, after=200, nodes=2, seconds=3600)

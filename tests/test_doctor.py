@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from fakes import Fake, calls
 
-from pipeline.cluster import Cluster
-from pipeline.cluster_load import load_cluster
-from pipeline.config import Config
-from pipeline.doctor import doctor
-from pipeline.doctor_paths import Check
+from pipeline.cluster.doctor import doctor
+from pipeline.cluster.doctor_paths import Check
+from pipeline.cluster.init import init_cluster
+from pipeline.cluster.load import load_cluster
+from pipeline.cluster.schema import Cluster
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
-from pipeline.gres import gpus_in
-from pipeline.init_cluster import init_cluster
-from pipeline.slurm import Slurm
-from pipeline.slurm_errors import SlurmError
+from pipeline.slurm.commands import Slurm
+from pipeline.slurm.errors import SlurmError
+from pipeline.slurm.gres import gpus_in
 
 Pipeline = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from pipeline.config_tokenize import DataSource
+from pipeline.config.tokenize import DataSource
 from pipeline.errors import UserError
 from pipeline.lm.documents import Part, ReadCounts, read_part
 from pipeline.lm.sources import find_files, format_of, list_inputs

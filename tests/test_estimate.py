@@ -10,15 +10,14 @@ import torch
 from conftest import PROJECT
 from test_plan import LAPTOP
 
-from pipeline import sizes
-from pipeline.config import Config
-from pipeline.config_load import ConfigError, load_config
-from pipeline.config_rules import USABLE
-from pipeline.estimate import estimate
+from pipeline.config.load import ConfigError, load_config
+from pipeline.config.rules import USABLE
+from pipeline.config.schema import Config
 from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers
-from pipeline.plan import MisfitError, make_plan
-from pipeline.run import Run
+from pipeline.plan.estimate import estimate
+from pipeline.plan.jobs import MisfitError, make_plan, sizes
+from pipeline.run.folder import Run
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
 

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from pipeline.ettr import Reliability
+from pipeline.plan.ettr import Reliability
 
 DAY = 86_400.0
 

@@ -16,8 +16,9 @@ import torch
 from test_tokenize_stage import write_lines
 from test_tokenizer import corpus
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
+from pipeline.evaluation.questions import Question, read_questions
 from pipeline.files import read_json, write_json, write_text
 from pipeline.lm.checkpoint import remove_old
 from pipeline.lm.evaluation import TextTask
@@ -28,8 +29,7 @@ from pipeline.lm.optim import build_optimizers
 from pipeline.lm.questions import QuestionTask
 from pipeline.lm.saver import Saver
 from pipeline.lm.tokenizer import Tokenizer
-from pipeline.questions import Question, read_questions
-from pipeline.run import Run
+from pipeline.run.folder import Run
 from pipeline.stages.early import Stopped
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.main import Attempt
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_retention_took_is_passed_over(run: Run, monkeypatch: 
 
 
 def test_retention_waits_for_evaluation(run: Run) -> None:
-    from pipeline.complete import awaits_evaluation
+    from pipeline.run.complete import awaits_evaluation
 
     for step in (6, 7, 8):
         shutil.copytree(run.checkpoint(5), run.checkpoint(step))

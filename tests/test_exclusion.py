@@ -10,9 +10,9 @@ import pytest
 from slurm_site import CLUSTER, Pipeline, Site
 from test_jobscript import Script
 
-from pipeline.bad_nodes import BadNode, BadNodes
-from pipeline.exclusion import exclude
 from pipeline.files import read_lines
+from pipeline.slurm.bad_nodes import BadNode, BadNodes
+from pipeline.slurm.exclusion import exclude
 
 
 @pytest.fixture

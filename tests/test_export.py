@@ -11,18 +11,18 @@ import pytest
 import torch
 from own_tokenizer import own_tokenizer
 
-from pipeline.config_load import config_differences, load_config
-from pipeline.config_pretrain import ModelConfig
-from pipeline.container import data_folders
+from pipeline.config.load import config_differences, load_config
+from pipeline.config.pretrain import ModelConfig
 from pipeline.errors import UserError
-from pipeline.hugging_face import check_folder
+from pipeline.image.container import data_folders
+from pipeline.inference.hugging_face import check_folder
 from pipeline.lm import export as exporting
 from pipeline.lm.export import export_model
 from pipeline.lm.init_from import load_folder
 from pipeline.lm.model import Transformer
 from pipeline.lm.tokenizer import Tokenizer
-from pipeline.run import Run
-from pipeline.submit import describe
+from pipeline.run.folder import Run
+from pipeline.submit.run_folder import describe
 
 V, CONTEXT = 600, 48
 LLAMA = ModelConfig(

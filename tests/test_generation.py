@@ -13,11 +13,13 @@ import pytest
 import torch
 from own_tokenizer import own_tokenizer
 
-from pipeline.config import Config
-from pipeline.config_inference import InferenceConfig
-from pipeline.config_pretrain import ModelConfig
+from pipeline.config.inference import InferenceConfig
+from pipeline.config.pretrain import ModelConfig
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.files import append_line, read_json, read_lines, write_json
+from pipeline.inference.prompts import read_prompts
+from pipeline.inference.samples import compare, measured
 from pipeline.lm.engine import Engine, Part, TorchEngine
 from pipeline.lm.generation import Completion, Generator, make_requests
 from pipeline.lm.model import Transformer
@@ -26,9 +28,7 @@ from pipeline.lm.optim import build_optimizers
 from pipeline.lm.sampling import TextStream, choose
 from pipeline.lm.saver import Saver
 from pipeline.lm.tokenizer import Tokenizer
-from pipeline.prompts import read_prompts
-from pipeline.run import Run
-from pipeline.samples import compare, measured
+from pipeline.run.folder import Run
 from pipeline.stages.early import Stopped
 from pipeline.stages.inference import inference
 from pipeline.stages.main import Attempt

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pipeline.files import write_json
-from pipeline.goodput import Split, read_split, split
 from pipeline.lm.ledger import Ledger
-from pipeline.run import Run
+from pipeline.run.folder import Run
+from pipeline.run.goodput import Split, read_split, split
 
 
 def account(began: float, first: int, marks: list[Any], ended: float | None = None, **seconds: float) -> dict[str, Any]:

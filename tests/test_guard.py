@@ -15,8 +15,8 @@ import pytest
 from by_hand import Attempt, events, losses, make_data, make_run, processes_of, ranks_of, wait_for, weights
 from conftest import environment
 
-from pipeline.goodput import read_split
 from pipeline.lm.watchdog import Rank, blame
+from pipeline.run.goodput import read_split
 
 TWO = "pretrain.nproc_per_node=2"
 
@@ -122,7 +122,7 @@ def test_a_writer_that_wakes_after_a_take_over_publishes_nothing(data: Path) -> 
     pid = ranks_of(run)[0]
     os.kill(pid, signal.SIGSTOP)
     subprocess.run(
-        [sys.executable, "-m", "pipeline.owner", "take", str(run.root), "1", "1"], env=environment(), check=True
+        [sys.executable, "-m", "pipeline.run.owner", "take", str(run.root), "1", "1"], env=environment(), check=True
     )
     heir = Attempt(run, number=1)
     wait_for(lambda: events(run, "resume"), 60, heir)

@@ -14,8 +14,8 @@ from conftest import PROJECT, environment
 
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import read_lines, write_json
-from pipeline.image_cache import cache_image, copy_path, stand_in
-from pipeline.run import Run
+from pipeline.image.cache import cache_image, copy_path, stand_in
+from pipeline.run.folder import Run
 
 BYTES = b"hsqs" + b"x" * 1000
 
@@ -42,7 +42,7 @@ def copy(run: Run, tmp_path: Path) -> Path:
 
 
 def call(run: Run, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "pipeline.image_cache", "copy", str(run.root), str(folder)]
+    words = [sys.executable, "-m", "pipeline.image.cache", "copy", str(run.root), str(folder)]
     env = environment(SLURMD_NODENAME="n7")
     return subprocess.run(words, capture_output=True, text=True, env=env, timeout=30, check=False)
 
@@ -134,7 +134,7 @@ def test_a_run_without_the_file_of_an_image_has_none_to_copy(run: Run) -> None:
 SCRIPT = """\
 set -euo pipefail
 run=$1 SCHEDULER=local PYTHON=$2 IMAGE_CACHE=$3
-CACHE_IMAGE=("$PYTHON" -m pipeline.image_cache)
+CACHE_IMAGE=("$PYTHON" -m pipeline.image.cache)
 PREFLIGHT=()
 LAUNCH=(srun --container-image=/shared/train.sqsh "--container-mounts=/a b:/a b:ro")
 source "$4"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.image_check import check_image
+from pipeline.image.check import check_image
 
 
 @pytest.fixture

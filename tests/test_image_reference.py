@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.image_reference import parse_image, require
+from pipeline.image.reference import parse_image, require
 
 HERE = Path("/shared/project")
 D = "sha256:" + "0123456789abcdef" * 4

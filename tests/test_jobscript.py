@@ -12,12 +12,12 @@ import pytest
 from conftest import environment
 from slurm_site import Pipeline, Site
 
-from pipeline.attempts import Beginning, read_attempts
+from pipeline.config.yaml12 import load_document
+from pipeline.config.yaml12_dump import dump
 from pipeline.files import read_json, read_lines, write_json
-from pipeline.owner import take
-from pipeline.verdict import write_verdict
-from pipeline.yaml12 import load_document
-from pipeline.yaml12_dump import dump
+from pipeline.run.attempts import Beginning, read_attempts
+from pipeline.run.owner import take
+from pipeline.run.verdict import write_verdict
 
 NOTHING_TO_DO = 100
 
@@ -32,7 +32,7 @@ class Script:
     def ask(self, verb: str, *words: object, nodes: str = "n1") -> subprocess.CompletedProcess[str]:
         changes = self.site.changes | {"SLURM_JOB_NODELIST": nodes, "SLURM_JOB_ID": self.job_id}
         return subprocess.run(
-            [sys.executable, "-m", "pipeline.jobscript", verb, str(self.run.root), "pretrain", self.job_id,
+            [sys.executable, "-m", "pipeline.host.jobscript", verb, str(self.run.root), "pretrain", self.job_id,
              str(self.number), *map(str, words)],
             capture_output=True, text=True, env=environment() | changes, timeout=60, check=False,
         )  # fmt: skip

@@ -12,9 +12,9 @@ from example_run import job, make_run, write_jobs
 
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import write_text
-from pipeline.logs import log_files, read_logs
-from pipeline.owner import this_process
-from pipeline.run import Run
+from pipeline.run.folder import Run
+from pipeline.run.owner import this_process
+from pipeline.status.logs import log_files, read_logs
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_what_is_not_there_is_said(run: Run, tmp_path: Path) -> None:
 
 
 def test_following_shows_an_attempt_that_starts_meanwhile(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.logs.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("pipeline.logs.STATE_SECONDS", 0.05)
+    monkeypatch.setattr("pipeline.status.logs.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.status.logs.STATE_SECONDS", 0.05)
     write_jobs(run, [job("pretrain", "2", state="running", ended=None, process=this_process())])
     out = io.StringIO()
     follower = threading.Thread(target=read_logs, args=(run, True, "pretrain", None, out))

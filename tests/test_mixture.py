@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shards_of import write_piece
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.lm.batches import Batches
 from pipeline.lm.indexing import write_data

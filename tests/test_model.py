@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from pipeline import sizes
-from pipeline.config_pretrain import ModelConfig
+from pipeline.config.pretrain import ModelConfig
 from pipeline.lm.loss import IGNORE_INDEX, chunked_cross_entropy, with_z_loss
 from pipeline.lm.model import Transformer, num_parameters
 from pipeline.lm.parallel import prepare_block
+from pipeline.plan.jobs import sizes
 
 V, T = 50, 16
 

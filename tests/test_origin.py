@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_shards import DOCUMENTS, write
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.lm.origin import changes, check_tokenizer, origin
 from pipeline.lm.shards import TokenShards

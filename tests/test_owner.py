@@ -13,12 +13,21 @@ import pytest
 from conftest import environment
 
 from pipeline.errors import NotReadyError
-from pipeline.owner import NotOwnerError, check_owner, is_alive, owned, process_start, take, this_process, try_to_own
+from pipeline.run.owner import (
+    NotOwnerError,
+    check_owner,
+    is_alive,
+    owned,
+    process_start,
+    take,
+    this_process,
+    try_to_own,
+)
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from pipeline.owner import try_to_own
+from pipeline.run.owner import try_to_own
 holder = try_to_own(Path(sys.argv[1]))
 print("held" if holder else "owned", flush=True)
 if holder is None:

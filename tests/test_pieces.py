@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config_tokenize import DataSource
+from pipeline.config.tokenize import DataSource
 from pipeline.errors import NotReadyError, UserError
 from pipeline.lm import documents, pieces
 from pipeline.lm.documents import Part, ReadCounts, read_part

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import Cluster
-from pipeline.config import Config
+from pipeline.cluster.schema import Cluster
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
-from pipeline.plan import STAGES, Measured, make_plan
-from pipeline.run import Run
+from pipeline.plan.jobs import STAGES, Measured, make_plan
+from pipeline.run.folder import Run
 
 PYTHON = "/opt/env/bin/python"
 LAPTOP = Cluster(scheduler="local", python=PYTHON, host_python=PYTHON, cores=8)
@@ -178,7 +178,7 @@ def test_each_node_copies_the_image_first_where_the_cluster_has_a_place_for_it()
     files = plan_of(cluster=cluster, **TWO_NODES).files
     assert (
         "IMAGE_CACHE='/local/a b'\nCACHE_IMAGE=(srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=cores "
-        '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" /usr/bin/python3 -m pipeline.image_cache)\n'
+        '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" /usr/bin/python3 -m pipeline.image.cache)\n'
     ) in files["launch/pretrain.env"]
     assert "CACHE_IMAGE=(srun --nodes=1 --ntasks=1 " in files["launch/evaluate.env"]
     assert "--container-image=/images/train.sqsh" in files["launch/pretrain.env"]  # the script puts the copy there

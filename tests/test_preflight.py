@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config_preflight import PreflightConfig
-from pipeline.gres import registered_gres
-from pipeline.nvidia_smi import Gpu, Holder, Smi, ask_nvidia_smi
-from pipeline.preflight import (
+from pipeline.config.preflight import PreflightConfig
+from pipeline.preflight.findings import (
     AllReduce,
     IbDevice,
     Master,
@@ -20,9 +18,11 @@ from pipeline.preflight import (
     Wanted,
     table,
 )
-from pipeline.preflight_merge import judge, judge_hang
-from pipeline.preflight_node import connect, look_around
-from pipeline.preflight_rules import matching_devices
+from pipeline.preflight.merge import judge, judge_hang
+from pipeline.preflight.node import connect, look_around
+from pipeline.preflight.nvidia_smi import Gpu, Holder, Smi, ask_nvidia_smi
+from pipeline.preflight.rules import matching_devices
+from pipeline.slurm.gres import registered_gres
 
 GIB = 1 << 30
 GOOD_LINE = "{index}, GPU-{index}, NVIDIA H100 80GB HBM3, 550.54.15, 4, 81559, 0, 0x0000000000000001"

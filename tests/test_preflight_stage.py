@@ -14,7 +14,7 @@ from conftest import environment
 from preflight_nodes import Nodes, make_run, nodes
 
 from pipeline.files import read_json, read_lines
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 __all__ = ["nodes"]  # a fixture
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.files import append_line
-from pipeline.progress import JobProgress, is_lively
-from pipeline.run import Run
+from pipeline.run.folder import Run
+from pipeline.status.progress import JobProgress, is_lively
 
 CONFIG = Config.model_validate({"name": "x", "pretrain": {"max_steps": 100, "warmup_steps": 1}})
 

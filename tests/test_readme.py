@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import PROJECT, environment
 
-from pipeline.config_docs import config_reference
-from pipeline.config_load import load_config
+from pipeline.config.docs import config_reference
+from pipeline.config.load import load_config
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]

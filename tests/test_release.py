@@ -9,9 +9,9 @@ from example_run import make_run
 from slurm_site import Pipeline
 
 from pipeline.errors import NotReadyError, UserError
+from pipeline.evaluation.release import promote, released, rollback
 from pipeline.files import read_json, read_lines, write_json
-from pipeline.release import promote, released, rollback
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 
 @pytest.fixture

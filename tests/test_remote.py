@@ -18,10 +18,10 @@ import fake_slurm
 import pytest
 from micro import environment
 
-from pipeline.cluster_load import load_cluster
+from pipeline.cluster.load import load_cluster
+from pipeline.cluster.remote import _with_terminal
 from pipeline.files import read_json, write_text
-from pipeline.remote import _with_terminal
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 Pipeline = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,9 +10,9 @@ import pytest
 from example_run import HOSTILE, MAX_STEPS, job, make_run, write_jobs
 
 from pipeline.files import read_json, write_json, write_text
-from pipeline.report import write_report
-from pipeline.report_charts import running_mean, thinned
-from pipeline.run import Run
+from pipeline.report.charts import running_mean, thinned
+from pipeline.report.write import write_report
+from pipeline.run.folder import Run
 
 
 @pytest.fixture

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from example_run import make_run
 
-from pipeline.claims import Claimant, holders, release
-from pipeline.complete import is_complete
-from pipeline.config import Config
-from pipeline.config_load import load_run_config
+from pipeline.config.load import load_run_config
+from pipeline.config.schema import Config
+from pipeline.evaluation.claims import Claimant, holders, release
+from pipeline.evaluation.gate import apply_gate
+from pipeline.evaluation.score_table import make_table, write_table
+from pipeline.evaluation.scoring import Cut, batches_per_unit, is_scored, merge, settle_cut, units_of, what_is_left
 from pipeline.files import read_json, read_lines, write_json
-from pipeline.gate import apply_gate
-from pipeline.owner import this_process
-from pipeline.records import read_scores
-from pipeline.run import Run
-from pipeline.score_table import make_table, write_table
-from pipeline.scoring import Cut, batches_per_unit, is_scored, merge, settle_cut, units_of, what_is_left
+from pipeline.run.complete import is_complete
+from pipeline.run.folder import Run
+from pipeline.run.owner import this_process
+from pipeline.run.records import read_scores
 
 BATCHES = 37
 ABOUT = {"bytes": 4000, "checkpoint": "step-00000100", "checkpoint_sha256": "", "tokenizer": "c0ffee"}

@@ -13,11 +13,11 @@ import pytest
 from fakes import Fake, calls
 
 from pipeline.errors import EXIT_NOT_READY, EXIT_USAGE, UserError
-from pipeline.node_lists import expand_node_list
-from pipeline.slurm import Slurm
-from pipeline.slurm_errors import SlurmError, SlurmRefused
-from pipeline.slurm_jobs import COLUMNS, SlurmJob, from_squeue
-from pipeline.slurm_states import explain_reason, normal_state
+from pipeline.slurm.commands import Slurm
+from pipeline.slurm.errors import SlurmError, SlurmRefused
+from pipeline.slurm.jobs import COLUMNS, SlurmJob, from_squeue
+from pipeline.slurm.node_lists import expand_node_list
+from pipeline.slurm.states import explain_reason, normal_state
 
 SLURM = Slurm(timeout=20, pauses=(0, 0))
 HOSTILE = [

@@ -11,10 +11,10 @@ from example_run import MAX_STEPS, SPEED, STEP_SECONDS, job, make_run, metric, w
 from rich.console import Console
 
 from pipeline.files import append_line, write_json, write_text
-from pipeline.owner import this_process
-from pipeline.run import Run
-from pipeline.status import read_status
-from pipeline.status_view import print_status
+from pipeline.run.folder import Run
+from pipeline.run.owner import this_process
+from pipeline.status.read import read_status
+from pipeline.status.view import print_status
 
 
 @pytest.fixture

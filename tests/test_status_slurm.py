@@ -13,8 +13,8 @@ import pytest
 from test_submit_slurm import Pipeline, Site
 
 from pipeline.files import append_line, write_json, write_text
-from pipeline.logs import read_logs
-from pipeline.run import Run
+from pipeline.run.folder import Run
+from pipeline.status.logs import read_logs
 
 SPRIO = "{id}|4021|2000|1500|521|0|0\n"
 SSHARE = "lm||0.5\nlm|me|0.420000\n"
@@ -149,7 +149,7 @@ def test_logs_are_followed_across_segments_and_attempts(site: Site, monkeypatch:
     ids = {name: job["id"] for name, job in site.by_name().items()}
     for name, value in site.changes.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("pipeline.logs.SLURM_STATE_SECONDS", 0.2)
+    monkeypatch.setattr("pipeline.status.logs.SLURM_STATE_SECONDS", 0.2)
     out = io.StringIO()
     reader = threading.Thread(target=read_logs, args=(site.run, True, None, None, out), daemon=True)
     reader.start()

@@ -12,7 +12,7 @@ from conftest import environment
 from slurm_site import CLUSTER, Pipeline, Site
 
 from pipeline.files import read_json
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from test_tokenizer import corpus
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import sha256_file
 from pipeline.lm import pieces
@@ -23,7 +23,7 @@ from pipeline.lm.encoder import Encoder
 from pipeline.lm.processes import LostProcessError
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.tokenizer import Tokenizer
-from pipeline.run import Run
+from pipeline.run.folder import Run
 from pipeline.stages.tokenize import tokenize
 
 OUTPUTS = ("*.bin", "*.model", "index.json")
@@ -188,8 +188,8 @@ from pipeline.lm import pieces
 from pipeline.lm.encoder import Encoder
 pieces.SMALLEST = 50_000
 from pathlib import Path
-from pipeline.config import Config
-from pipeline.run import Run
+from pipeline.config.schema import Config
+from pipeline.run.folder import Run
 from pipeline.stages.tokenize import tokenize
 tokenize(Run(Path(sys.argv[1])), Config.model_validate_json(sys.argv[2]))
 """

@@ -11,7 +11,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config_tokenize import TokenizeConfig
+from pipeline.config.tokenize import TokenizeConfig
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import sha256_file
 from pipeline.lm.tokenizer import Tokenizer, train_tokenizer

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline import sizes
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import DivergedError
 from pipeline.files import read_lines
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.ledger import Ledger
 from pipeline.lm.trainer import Files, Trainer, cut_back
-from pipeline.steps import list_steps
+from pipeline.plan.jobs import sizes
+from pipeline.run.steps import list_steps
 
 CPU = Hardware(device="cpu", precision="fp32", compile=False, threads=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pipeline.window import (
+from pipeline.slurm.window import (
     Claim,
     Hole,
     Need,

@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.yaml12 import Document, load_document, parse_document
+from pipeline.config.yaml12_dump import dump
 from pipeline.errors import UserError
-from pipeline.yaml12 import Document, load_document, parse_document
-from pipeline.yaml12_dump import dump
 
 
 def value_of(text: str) -> Any:
@@ -197,7 +197,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 from pipeline.errors import UserError
-from pipeline.yaml12 import load_document
+from pipeline.config.yaml12 import load_document
 for path in map(Path, sys.argv[1:]):
     try:
         load_document(path)

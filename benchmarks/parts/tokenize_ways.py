@@ -24,10 +24,10 @@ _processor: Any = None
 def ours(corpus: Path, model: Path, output: Path, processes: int) -> Result:
     """Run the stage as it is: with its checks of the text, its hashes, and duplicates dropped."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from pipeline.config import Config
+    from pipeline.config.schema import Config
     from pipeline.lm.shards import TokenShards
     from pipeline.lm.tokenizer import Tokenizer
-    from pipeline.run import Run
+    from pipeline.run.folder import Run
     from pipeline.stages.tokenize import tokenize
 
     section = {"tokenizer": str(model), "vocab_size": Tokenizer(model).vocab_size}

@@ -143,7 +143,7 @@ class Ours:
     """The product's own stepper."""
 
     def __init__(self, *, compiled: bool, steps: int, threads: int, optimizer: str) -> None:
-        from pipeline.config import Config
+        from pipeline.config.schema import Config
         from pipeline.lm.hardware import Hardware
         from pipeline.lm.inject import Injector
         from pipeline.lm.ledger import Ledger

@@ -26,7 +26,7 @@ from pipeline.lm.contents import (
 )
 from pipeline.lm.reading import check_names, hash_file, read_tensors
 from pipeline.lm.together import on_all, on_main
-from pipeline.steps import PINNED, STEP_FOLDER, step_name
+from pipeline.run.steps import PINNED, STEP_FOLDER, step_name
 
 MODEL = "model."
 LAG_SECONDS = 30.0  # that a network file system may show this host less than what rank 0 has seen

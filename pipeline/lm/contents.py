@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.steps import MANIFEST, step_name
+from pipeline.run.steps import MANIFEST, step_name
 
 FORMAT = 2
 TENSORS = "tensors.json"

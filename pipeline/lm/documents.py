@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.config_tokenize import DataSource
+from pipeline.config.tokenize import DataSource
 from pipeline.errors import NotReadyError, StorageError, UserError
 from pipeline.lm.sources import format_of
 

@@ -22,7 +22,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config_tokenize import DataSource
+from pipeline.config.tokenize import DataSource
 from pipeline.files import fsync_folder, read_json, write_json
 from pipeline.lm.documents import ReadCounts, read_part
 from pipeline.lm.encoder import Encoder

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipeline.config_pretrain import ModelConfig
+from pipeline.config.pretrain import ModelConfig
 from pipeline.errors import UserError
-from pipeline.hugging_face import WEIGHTS, WEIGHTS_INDEX
+from pipeline.inference.hugging_face import WEIGHTS, WEIGHTS_INDEX
 from pipeline.lm.model import Transformer, head_size
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.lm.tokenizer_json import dump_tokenizer

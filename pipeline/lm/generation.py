@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.config_inference import InferenceConfig
+from pipeline.config.inference import InferenceConfig
 from pipeline.errors import UserError
 from pipeline.lm.engine import Engine, Part
 from pipeline.lm.sampling import TextStream, choose, seeds_of

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError
 from pipeline.files import read_json
 

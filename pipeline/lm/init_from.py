@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pipeline.errors import UserError
-from pipeline.hugging_face import weight_files
+from pipeline.inference.hugging_face import weight_files
 from pipeline.lm.model import Transformer
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.lm.batches import Batches
 from pipeline.lm.shards import TokenShards

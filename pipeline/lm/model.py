@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from pipeline.lm.loss import chunk_loss, chunked_cross_entropy, cross_entropy
 
 if TYPE_CHECKING:
-    from pipeline.config_pretrain import ModelConfig
+    from pipeline.config.pretrain import ModelConfig
 
 
 class Attention(nn.Module):

@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 from pipeline.lm.muon import SharedMuon
 
 if TYPE_CHECKING:
-    from pipeline.config_pretrain import PretrainConfig
+    from pipeline.config.pretrain import PretrainConfig
 
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
 

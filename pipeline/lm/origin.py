@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.lm.shards import TokenShards
 

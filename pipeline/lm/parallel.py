@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.model import Transformer
 

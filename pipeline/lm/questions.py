@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.errors import UserError
+from pipeline.evaluation.questions import Question
 from pipeline.lm.evaluation import Poll, Values, to
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.loss import IGNORE_INDEX
 from pipeline.lm.model import Transformer
 from pipeline.lm.tokenizer import Tokenizer
-from pipeline.questions import Question
 
 PADDED_TO = 32  # rows are as long as the longest of their batch, rounded up: few shapes, fast kernels
 

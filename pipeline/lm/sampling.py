@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.config_inference import InferenceConfig
+from pipeline.config.inference import InferenceConfig
 from pipeline.errors import UserError
 from pipeline.lm.tokenizer import Tokenizer
 

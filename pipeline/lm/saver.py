@@ -26,7 +26,7 @@ from pipeline.lm.finite import not_finite
 from pipeline.lm.staging import aside, sha256, write_durably
 from pipeline.lm.state import GROUPS, training_state
 from pipeline.lm.storage import Staged, Stager
-from pipeline.steps import MANIFEST, step_name
+from pipeline.run.steps import MANIFEST, step_name
 
 MARGIN = 16 * 2**20  # bytes to leave free: metrics and events go on being written
 LIMIT = 1800.0  # seconds that a save may be in flight before it counts as hanging

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.lm.checkpoint import load_weights
 from pipeline.lm.engine import Engine, TorchEngine
 from pipeline.lm.hardware import Hardware, has_fast_bf16

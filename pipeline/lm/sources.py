@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config_sources import COMPRESSIONS, folder_suffixes, in_folder, kind_of, known_suffixes, suffixes, walk
-from pipeline.config_tokenize import DataSource
+from pipeline.config.sources import COMPRESSIONS, folder_suffixes, in_folder, kind_of, known_suffixes, suffixes, walk
+from pipeline.config.tokenize import DataSource
 from pipeline.errors import UserError
 
 PYTHON_STDLIB = "python-stdlib"

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline import sizes
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import DivergedError
 from pipeline.lm.batches import Batches
 from pipeline.lm.hardware import Hardware
@@ -21,6 +20,7 @@ from pipeline.lm.optim import build_optimizers, learning_rate_scale, set_learnin
 from pipeline.lm.parallel import build_model, whole
 from pipeline.lm.stragglers import OwnTime
 from pipeline.lm.timing import StepClock
+from pipeline.plan.jobs import sizes
 
 
 class Stepper:

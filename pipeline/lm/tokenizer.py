@@ -17,7 +17,7 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from pipeline.config_tokenize import TokenizeConfig
+from pipeline.config.tokenize import TokenizeConfig
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import atomic_path
 from pipeline.lm.sample import Sample

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline import sizes
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import DivergedError
 from pipeline.files import append_line, read_lines, write_text
 from pipeline.lm.batches import Batches
@@ -30,6 +29,7 @@ from pipeline.lm.stepper import Stepper
 from pipeline.lm.stragglers import Stragglers
 from pipeline.lm.timing import StepClock, measured, peak_flops
 from pipeline.lm.watchdog import Watchdog
+from pipeline.plan.jobs import sizes
 
 STEPPER_COUNTERS = ("step", "tokens", "batch_offset")
 

@@ -11,31 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.claims import Claimant, release
-from pipeline.complete import steps_to_evaluate
-from pipeline.compressors import bits_per_byte
-from pipeline.config import Config
-from pipeline.config_evaluate import PYTHON_DOCS, BenchmarkSource
+from pipeline.config.evaluate import PYTHON_DOCS, BenchmarkSource
+from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError, UserError
-from pipeline.files import write_json
-from pipeline.gate import apply_gate
-from pipeline.lm.batches import ValidationText, validation_text
-from pipeline.lm.checkpoint import load_weights
-from pipeline.lm.evaluation import Task, TextTask
-from pipeline.lm.hardware import Hardware, start_hardware
-from pipeline.lm.harness import HarnessTask
-from pipeline.lm.model import Transformer
-from pipeline.lm.origin import check_tokenizer
-from pipeline.lm.questions import QuestionTask
-from pipeline.lm.shards import TokenShards
-from pipeline.lm.tokenizer import Tokenizer
-from pipeline.lm.verified import verify_shards
-from pipeline.python_docs import questions as python_docs
-from pipeline.questions import Question, read_questions
-from pipeline.records import number, read_record
-from pipeline.run import Run
-from pipeline.score_table import write_table
-from pipeline.scoring import (
+from pipeline.evaluation.claims import Claimant, release
+from pipeline.evaluation.compressors import bits_per_byte
+from pipeline.evaluation.gate import apply_gate
+from pipeline.evaluation.python_docs import questions as python_docs
+from pipeline.evaluation.questions import Question, read_questions
+from pipeline.evaluation.score_table import write_table
+from pipeline.evaluation.scoring import (
     Cut,
     Unit,
     batches_per_unit,
@@ -47,6 +32,21 @@ from pipeline.scoring import (
     settle_cut,
     units_of,
 )
+from pipeline.files import write_json
+from pipeline.lm.batches import ValidationText, validation_text
+from pipeline.lm.checkpoint import load_weights
+from pipeline.lm.evaluation import Task, TextTask
+from pipeline.lm.hardware import Hardware, start_hardware
+from pipeline.lm.harness import HarnessTask
+from pipeline.lm.model import Transformer
+from pipeline.lm.origin import check_tokenizer
+from pipeline.lm.questions import QuestionTask
+from pipeline.lm.shards import TokenShards
+from pipeline.lm.tokenizer import Tokenizer
+from pipeline.lm.verified import verify_shards
+from pipeline.run.complete import steps_to_evaluate
+from pipeline.run.folder import Run
+from pipeline.run.records import number, read_record
 from pipeline.stages.main import Attempt, poll, run_stage
 
 LEAVE_SECONDS = 15.0  # before the end of the Job: to merge, to leave a verdict, to hand on what is left

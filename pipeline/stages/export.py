@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from pipeline.config_load import load_run_config
+from pipeline.config.load import load_run_config
 from pipeline.errors import EXIT_DONE, EXIT_STORAGE, UserError
 from pipeline.files import write_json
 from pipeline.lm.checkpoint import load_weights
@@ -15,7 +15,7 @@ from pipeline.lm.export import export_model
 from pipeline.lm.model import Transformer
 from pipeline.lm.origin import check_tokenizer
 from pipeline.lm.tokenizer import Tokenizer
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 
 def export(run: Run, step: int, precision: str) -> list[str]:

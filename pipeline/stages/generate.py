@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config_load import load_config
+from pipeline.config.load import load_config
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from pipeline.lm.generation import Generator, make_requests
 from pipeline.lm.hardware import start_hardware
 from pipeline.lm.serving import open_model
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 
 def generate(run: Run, request: dict[str, Any]) -> None:

@@ -9,14 +9,14 @@ import json
 import sys
 from typing import Any
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError
 from pipeline.files import append_line, read_lines, write_json, write_text
+from pipeline.inference.samples import compare, measured, prompts_of, settings_digest
 from pipeline.lm.generation import Generator, make_requests
 from pipeline.lm.hardware import start_hardware
 from pipeline.lm.serving import Served, open_model
-from pipeline.run import Run
-from pipeline.samples import compare, measured, prompts_of, settings_digest
+from pipeline.run.folder import Run
 from pipeline.stages.main import Attempt, fence, poll, run_stage
 
 

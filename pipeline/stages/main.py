@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config
-from pipeline.config_load import load_run_config
+from pipeline.config.load import load_run_config
+from pipeline.config.schema import Config
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, BadNodesError, UserError
 from pipeline.files import write_text
-from pipeline.owner import NotOwnerError, belongs_to, check_owner, disown, owned, process_start
-from pipeline.run import Run
-from pipeline.stages.early import SIGNALS, STARTED, Stopped
-from pipeline.verdict import (
+from pipeline.run.folder import Run
+from pipeline.run.owner import NotOwnerError, belongs_to, check_owner, disown, owned, process_start
+from pipeline.run.verdict import (
     COMPLETE,
     CRASH,
     EXIT_CODES,
@@ -32,6 +31,7 @@ from pipeline.verdict import (
     verdict_since,
     write_verdict,
 )
+from pipeline.stages.early import SIGNALS, STARTED, Stopped
 
 FORMER_OWNER_SECONDS = 60
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}

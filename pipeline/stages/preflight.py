@@ -15,11 +15,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import BadNodesError
 from pipeline.files import write_json
-from pipeline.preflight import AllReduce, NodeRecord, RankRecord
-from pipeline.preflight_node import (
+from pipeline.preflight.findings import AllReduce, NodeRecord, RankRecord
+from pipeline.preflight.node import (
     ask_driver,
     connect,
     expected_nodes,
@@ -28,10 +28,10 @@ from pipeline.preflight_node import (
     node_name,
     own_variables,
 )
-from pipeline.run import Run
+from pipeline.run.folder import Run
+from pipeline.run.verdict import verdict_since
 from pipeline.stages.main import Attempt, LostRankError, leave, poll, run_stage
 from pipeline.stages.preflight_head import LAG_SECONDS, POLL_SECONDS, Head
-from pipeline.verdict import verdict_since
 
 if TYPE_CHECKING:
     from pipeline.lm.gathering import Gathering

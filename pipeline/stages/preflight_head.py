@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import BadNodesError
 from pipeline.files import write_json
-from pipeline.gres import registered_gres
-from pipeline.preflight import (
+from pipeline.plan.sizes import checkpoint_bytes
+from pipeline.preflight.findings import (
     AllReduce,
     NodeRecord,
     RankRecord,
@@ -22,10 +22,10 @@ from pipeline.preflight import (
     read_valid_records,
     table,
 )
-from pipeline.preflight_merge import judge, judge_hang
-from pipeline.preflight_node import expected_nodes, expected_variables
-from pipeline.run import Run
-from pipeline.sizes import checkpoint_bytes
+from pipeline.preflight.merge import judge, judge_hang
+from pipeline.preflight.node import expected_nodes, expected_variables
+from pipeline.run.folder import Run
+from pipeline.slurm.gres import registered_gres
 from pipeline.stages.main import Attempt
 
 if TYPE_CHECKING:  # torch is imported when the node has told what it can without it

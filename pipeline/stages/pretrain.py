@@ -15,8 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipeline.complete import awaits_evaluation
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.files import read_json, read_lines, write_json
 from pipeline.lm.compile_cache import begin_compiling, keep_compiled
 from pipeline.lm.door import open_door
@@ -29,11 +28,12 @@ from pipeline.lm.sinks import Sink, open_sinks
 from pipeline.lm.trainer import Files, Outcome, Trainer
 from pipeline.lm.verified import verify_shards
 from pipeline.lm.watchdog import Around, Rank, Watchdog
-from pipeline.owner import is_alive, process_start
-from pipeline.run import Run
-from pipeline.sizes import num_parameters
+from pipeline.plan.sizes import num_parameters
+from pipeline.run.complete import awaits_evaluation
+from pipeline.run.folder import Run
+from pipeline.run.owner import is_alive, process_start
+from pipeline.run.verdict import verdict_since
 from pipeline.stages.main import Attempt, LostRankError, abandon, fence, run_stage, stop_reason
-from pipeline.verdict import verdict_since
 
 
 def pretrain(run: Run, config: Config, attempt: Attempt) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import atomic_path
 from pipeline.lm.documents import ReadCounts
@@ -36,7 +36,7 @@ from pipeline.lm.sample import Sample
 from pipeline.lm.shards import SPLITS, TokenShards, dtype_for, split_of
 from pipeline.lm.sources import list_inputs
 from pipeline.lm.tokenizer import Tokenizer, train_on_sample
-from pipeline.run import Run
+from pipeline.run.folder import Run
 from pipeline.stages.main import Attempt, run_stage
 
 PROGRESS_SECONDS = 5.0

@@ -27,9 +27,9 @@ import table  # noqa: E402
 from micro import MICRO, environment, write_corpus  # noqa: E402
 
 from pipeline.files import read_json, read_lines  # noqa: E402
-from pipeline.goodput import read_split  # noqa: E402
-from pipeline.plan import STAGES  # noqa: E402
-from pipeline.run import Run  # noqa: E402
+from pipeline.plan.jobs import STAGES  # noqa: E402
+from pipeline.run.folder import Run  # noqa: E402
+from pipeline.run.goodput import read_split  # noqa: E402
 
 OVERRIDES = (
     "pretrain.max_steps=400",

@@ -26,8 +26,8 @@ from by_hand import Attempt, events, losses, make_data, make_run, processes_of, 
 from micro import write_corpus  # noqa: E402
 
 from pipeline.files import read_lines  # noqa: E402
-from pipeline.goodput import read_split  # noqa: E402
-from pipeline.run import Run  # noqa: E402
+from pipeline.run.folder import Run  # noqa: E402
+from pipeline.run.goodput import read_split  # noqa: E402
 
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR2)
 KEYS = (

@@ -11,7 +11,7 @@ import pytest
 from by_hand import Attempt, events, losses, make_data, make_run, processes_of, weights
 
 from pipeline.files import read_json, read_lines, write_json
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 STEPS = 20
 KEYS = (f"pretrain.max_steps={STEPS}", "pretrain.save_interval=10")

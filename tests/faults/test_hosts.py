@@ -16,7 +16,7 @@ from by_hand import make_data, make_run, processes_of
 from micro import environment
 
 from pipeline.files import read_json
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 RANKS = 3
 KEYS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from test_owner import contender, first_line
 
-from pipeline.owner import this_process
+from pipeline.run.owner import this_process
 
 RACES, RACERS = 100, 4
 DEAD = 2**22 - 3  # a pid that no process has

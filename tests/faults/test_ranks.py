@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from by_hand import Attempt, events, left_over, losses, make_data, make_run, processes_of, weights
 
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 STEPS = 24
 KEYS = (f"pretrain.max_steps={STEPS}", "pretrain.save_interval=8", "pretrain.micro_batch_size=1")

@@ -8,7 +8,7 @@ import pytest
 from by_hand import Attempt, events, left_over, losses, make_data, make_run, processes_of, weights
 
 from pipeline.lm.checkpoint import verify
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 STEPS = 40
 KEYS = (

@@ -28,7 +28,7 @@ from by_hand import (
 
 from pipeline.files import read_json
 from pipeline.lm.checkpoint import verify
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 STEPS = 20
 KEYS = (f"pretrain.max_steps={STEPS}", "pretrain.nproc_per_node=2", "pretrain.save_interval=10")

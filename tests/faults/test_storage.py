@@ -14,7 +14,7 @@ from by_hand import Attempt, events, left_over, losses, make_data, make_run, pro
 
 from pipeline.files import read_lines
 from pipeline.lm.checkpoint import verify
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 STEPS = 60
 KEYS = (f"pretrain.max_steps={STEPS}", "pretrain.save_interval=10")

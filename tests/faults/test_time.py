@@ -8,7 +8,7 @@ import pytest
 from by_hand import Attempt, events, losses, make_data, make_run, wait_for, weights
 
 from pipeline.files import read_json, read_lines
-from pipeline.goodput import read_split
+from pipeline.run.goodput import read_split
 
 KEYS = ("pretrain.max_steps=400", "pretrain.save_interval=100")
 

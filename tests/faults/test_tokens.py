@@ -15,9 +15,9 @@ from pathlib import Path
 
 from micro import environment
 
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.files import read_json, sha256_file
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 TEXT_BYTES = int(os.environ.get("FAULTS_TEXT_BYTES", 2_000_000_000))
 MEMORY = 1_500_000_000  # bytes of address space of each process
@@ -26,9 +26,9 @@ KILLS = 12
 PROGRAM = """
 import resource, sys
 from pathlib import Path
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.lm import pieces
-from pipeline.run import Run
+from pipeline.run.folder import Run
 from pipeline.stages.tokenize import tokenize
 pieces.SMALLEST = int(sys.argv[3])
 tokenize(Run(Path(sys.argv[1])), Config.model_validate_json(sys.argv[2]))

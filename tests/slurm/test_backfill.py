@@ -12,9 +12,9 @@ import pytest
 from private_slurm import PrivateSlurm
 from test_chain import PROJECT, Chain
 
-from pipeline.config_load import load_run_config
+from pipeline.config.load import load_run_config
 from pipeline.files import read_json, write_text
-from pipeline.window import unix_time
+from pipeline.slurm.window import unix_time
 
 STEPS = (0, 10, 20, 30, 40, 50, 60)
 CONFIG = """\
@@ -65,7 +65,7 @@ class Beside(Chain):
 
     def new_checkpoint(self) -> None:
         """Ask for evaluate Jobs as a pretrain Job's batch shell does when a checkpoint has appeared."""
-        words = [sys.executable, "-m", "pipeline.backfill", str(self.run.root)]
+        words = [sys.executable, "-m", "pipeline.evaluation.backfill", str(self.run.root)]
         subprocess.run(words, env=self.environment, timeout=60, check=True)
 
     def jobs(self) -> list[tuple[float, float]]:

@@ -17,7 +17,7 @@ import pytest
 from private_slurm import PrivateSlurm
 
 from pipeline.files import read_json, read_lines
-from pipeline.run import Run
+from pipeline.run.folder import Run
 
 PROJECT = Path(__file__).resolve().parents[2]
 STEPS = 60

@@ -9,9 +9,9 @@ import pytest
 from private_slurm import PrivateSlurm
 from test_chain import Chain, folder
 
-from pipeline.attempts import read_beginnings
 from pipeline.files import read_json, read_lines
-from pipeline.run import Run
+from pipeline.run.attempts import read_beginnings
+from pipeline.run.folder import Run
 
 __all__ = ["folder"]  # a fixture
 

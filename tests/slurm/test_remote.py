@@ -17,10 +17,10 @@ from loopback_ssh import LoopbackSsh, why_not
 from private_slurm import PrivateSlurm
 from test_chain import CONFIG, PROJECT
 
-from pipeline.cluster_load import load_cluster
-from pipeline.login import find_quoting
-from pipeline.run import Run
-from pipeline.slurm import Slurm
+from pipeline.cluster.load import load_cluster
+from pipeline.cluster.login import find_quoting
+from pipeline.run.folder import Run
+from pipeline.slurm.commands import Slurm
 
 HOSTILE = 'it\'s "$(touch hacked)"; `touch hacked` & x'
 WORDS = [HOSTILE, "", "a  b", "*", "~", "$HOME", "\\", "-n", "é\tx", "!!", "a\nb"]

@@ -9,11 +9,11 @@ import pytest
 from private_slurm import PrivateSlurm
 from slurm_packages import reason
 
-from pipeline.bad_nodes import BadNode
-from pipeline.exclusion import choose_exclusion
-from pipeline.slurm import Slurm
-from pipeline.slurm_errors import SlurmError
-from pipeline.slurm_jobs import SlurmJob
+from pipeline.slurm.bad_nodes import BadNode
+from pipeline.slurm.commands import Slurm
+from pipeline.slurm.errors import SlurmError
+from pipeline.slurm.exclusion import choose_exclusion
+from pipeline.slurm.jobs import SlurmJob
 
 
 @pytest.fixture

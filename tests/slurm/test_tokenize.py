@@ -9,9 +9,9 @@ import pytest
 from private_slurm import PrivateSlurm
 from test_chain import PROJECT, Chain
 
-from pipeline.config_load import load_run_config
+from pipeline.config.load import load_run_config
 from pipeline.files import read_json, sha256_file
-from pipeline.run import Run
+from pipeline.run.folder import Run
 from pipeline.stages.tokenize import tokenize
 
 FILES, TASKS = 12, 5

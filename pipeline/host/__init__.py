@@ -1,0 +1,1 @@
+"""What a Job does on the host before and after its container."""

@@ -1,0 +1,1 @@
+"""The container image: built, named, cached on nodes, and given to srun."""

@@ -1,0 +1,1 @@
+"""Prompts, samples, export: what can be checked of them without torch."""

@@ -1,0 +1,1 @@
+"""The Plan: Jobs with their command lines, and what they will cost."""

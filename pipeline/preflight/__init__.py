@@ -1,0 +1,1 @@
+"""What is looked at on nodes before training, and what is made of it."""

@@ -1,0 +1,1 @@
+"""A Run's folder: its records, owners, verdicts, and what is complete."""

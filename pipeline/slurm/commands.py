@@ -1,0 +1,348 @@
+"""Slurm's commands. No other module calls them."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import BinaryIO, Literal, NamedTuple
+
+from pipeline.slurm.environment import FOREIGN_NAMES, clean_environment
+from pipeline.slurm.errors import LOGIN_HINT, Answer, SlurmError, SlurmRefused, is_refusal, said_by
+from pipeline.slurm.jobs import (
+    COLUMNS,
+    SACCT_COLUMNS,
+    SlurmJob,
+    by_id,
+    fields_of,
+    from_sacct,
+    from_scontrol,
+    from_squeue,
+    unknown,
+)
+from pipeline.slurm.node_lists import expand_node_list
+from pipeline.slurm.priority import SPRIO_COLUMNS, SSHARE_COLUMNS, Priority, from_sprio, from_sshare
+from pipeline.slurm.states import ENDED, normal_state
+from pipeline.slurm.window import NODE_COLUMNS, PLANNED_COLUMNS
+
+# Through how many shells the prefix passes: none, one as `ssh` and `su -c` do, or two as `ssh login01 su - user -c`.
+Quoting = Literal["argv", "one-string", "two-strings"]
+JOB_ID = re.compile(r"([0-9]+)(;[^\s;]+)?")
+
+
+class Partition(NamedTuple):
+    """One line of sinfo: the nodes of a partition that are alike. `time_limit` is Slurm's text, `memory` MB."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    time_limit: str
+    nodes: int
+    cpus: int
+    memory: int
+    gres: str
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Slurm's commands, run here, or by `prefix` elsewhere.
+
+    `timeout` is the seconds that a command may take, `pauses` are those between attempts to submit.
+    """
+
+    prefix: tuple[str, ...] = ()
+    quoting: Quoting = "argv"
+    timeout: float = 30
+    pauses: tuple[float, ...] = (1, 4, 15, 30)
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Return the words that are really run."""
+        if not self.prefix:
+            return list(words)
+        words = ["env", *(word for name in FOREIGN_NAMES for word in ("-u", name)), "LC_ALL=C", *words]
+        text = shlex.join(words)
+        quoted = {"argv": words, "one-string": [text], "two-strings": [shlex.quote(text)]}
+        return [*self.prefix, *quoted[self.quoting]]
+
+    def ask(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> Answer:
+        """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""
+        timeout = self.timeout if timeout is None else timeout
+        with _memory() as given, _memory() as output, _memory() as talk:
+            given.write((input or "").encode())
+            given.seek(0)
+            try:
+                process = subprocess.Popen(
+                    self.command(words), stdin=given, stdout=output, stderr=talk, env=clean_environment(),
+                    # A group of its own, to end what it starts too. A session, by which the way in cannot wait for a
+                    # password at our terminal, costs a busy Linux as much again as a third of sbatch.
+                    start_new_session=bool(self.prefix), process_group=None if self.prefix else 0,
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise SlurmError(words, f"{self.command(words)[0]}: no such command here", LOGIN_HINT) from None
+            except (OSError, ValueError) as error:  # ValueError: a NUL in a word
+                raise SlurmError(words, str(error)) from None
+            code: int | None = None
+            with process:
+                try:
+                    _await_end(process.pid, timeout)
+                    code = process.wait(0)
+                except subprocess.TimeoutExpired:
+                    talk.write(f"\nno answer within {timeout:g} seconds".encode())
+                finally:
+                    if code is None:  # also on Ctrl-C: it, and what it has started
+                        with suppress(ProcessLookupError):
+                            os.killpg(process.pid, signal.SIGKILL)
+            texts = []
+            for file in (output, talk):
+                file.seek(0)
+                texts.append(file.read().decode("utf-8", "replace"))
+        return Answer(code, *texts)
+
+    def run(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> str:
+        """Run a command and return its output; SlurmError where it fails or hangs."""
+        answer = self.ask(words, timeout, input)
+        if answer.code == 0:
+            return answer.output
+        if self.prefix and answer.code == 127:
+            raise SlurmError(words, answer.talk or "no such command there", LOGIN_HINT)
+        said = answer.talk or answer.output or f"it ended with exit code {answer.code}"
+        raise (SlurmRefused if is_refusal(answer) else SlurmError)(words, said)
+
+    # Submitting
+
+    def submit(self, flags: Sequence[str], script: str, args: Sequence[str], token: str) -> str:
+        """Submit a Job and return its id; one Job in the end, whatever becomes of sbatch's answer.
+
+        `token`, kept in the Job's comment, is how a Job is found whose id was not heard. A new submission that is
+        wanted beside an earlier one needs a new token.
+        """
+        words = ["sbatch", "--parsable", f"--comment={token}", *flags, script, *args]
+        pauses = [*self.pauses, None]
+        for pause in pauses:
+            answer = self.ask(words)
+            job_id = _job_id(answer)
+            if job_id is not None:
+                return job_id
+            if is_refusal(answer):
+                raise SlurmRefused(words, answer.talk)
+            time.sleep(pause or 0)
+            try:
+                found = self.find([token]).get(token)
+            except SlurmError as error:
+                # The Job may be there: to submit again would make two of them.
+                raise SlurmError(
+                    words,
+                    f"{said_by(answer)}\nand squeue, asked whether the Job is there after all: {error.answer}",
+                    "give the same command again when `scontrol ping` answers; it takes up what is there",
+                ) from error
+            if found is not None:
+                return found
+        raise SlurmError(words, said_by(answer))
+
+    def test_only(self, flags: Sequence[str], script: str, args: Sequence[str] = ()) -> str:
+        """Ask sbatch when the Job would start, and submit nothing; SlurmRefused where it could never."""
+        words = ["sbatch", "--test-only", *flags, script, *args]
+        answer = self.ask(words)
+        if answer.code == 0:
+            return answer.talk.strip() or answer.output.strip()
+        raise (SlurmRefused if is_refusal(answer) else SlurmError)(words, said_by(answer))
+
+    def find(self, tokens: Iterable[str]) -> dict[str, str]:
+        """Return the ids of this user's Jobs whose comments are among `tokens`.
+
+        Of several with one token, the first that has not ended, else the last.
+        """
+        wanted = set(tokens)
+        found: dict[str, tuple[bool, int]] = {}
+        # The comment, the only free text, comes last: a `|` in it does no harm.
+        for line in self.run(["squeue", "--me", "-h", "--states=all", "-o", "%F|%T|%k"]).splitlines():
+            job_id, state, comment = [*line.split("|", 2), "", ""][:3]
+            if comment in wanted and job_id.isdecimal():
+                ended = normal_state(state) in ENDED
+                rank = (ended, -int(job_id) if ended else int(job_id))
+                found[comment] = min(found.get(comment, rank), rank)
+        return {token: str(abs(job_id)) for token, (_, job_id) in found.items()}
+
+    # Looking
+
+    def jobs(self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = ()) -> dict[str, SlurmJob]:
+        """Return what is known of each Job: from squeue; of all those it has forgotten, from sacct, else from scontrol.
+
+        Three calls at most, for any number of Jobs. Of `settled` ones, which have left word of how they ended, it is
+        enough that squeue has forgotten them.
+        """
+        ids = list(dict.fromkeys(ids))
+        if not ids:
+            return {}
+        until, answered = time.monotonic() + timeout, True
+        found: dict[str, SlurmJob] = {}
+        why = "neither squeue nor sacct nor scontrol knows it any more"
+        try:
+            found = by_id(self._squeue(ids, timeout * 0.6), ids)
+        except SlurmError as error:
+            answered, why = False, f"{error.words[0]} does not answer: {error.answer.splitlines()[0]}"
+        missing = [job_id for job_id in ids if job_id not in found and job_id not in settled]
+        for look in (self._sacct, self._scontrol) if missing else ():
+            with suppress(SlurmError):
+                found |= by_id(look(missing, max(0.5, until - time.monotonic())), missing)
+                break
+        return {job_id: found.get(job_id) or unknown(job_id, why, answered) for job_id in ids}
+
+    def _sacct(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
+        words = ["sacct", "-n", "-X", "-P", "-j", ",".join(ids), "-o", SACCT_COLUMNS]
+        return from_sacct(self.run(words, timeout))
+
+    def _scontrol(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
+        """Ask for one Job, or for all that there are: it takes no list."""
+        return from_scontrol(self.run(["scontrol", "-o", "show", "job", *(ids if len(ids) == 1 else [])], timeout))
+
+    def _squeue(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
+        words = ["squeue", "-h", "-a", "--states=all", "-j", ",".join(ids), "-O", COLUMNS]
+        answer = self.ask(words, timeout)
+        if answer.code == 0:
+            return from_squeue(answer.output)
+        if "Invalid job id" in answer.talk:  # what it says where it knows none of them
+            return []
+        raise SlurmError(words, said_by(answer))
+
+    def excluded(self, ids: Sequence[str], timeout: float = 3) -> dict[str, str]:
+        """Return the nodes that each of these Jobs is kept off, as Slurm writes them; those with none are left out."""
+        lines = self.run(["squeue", "-h", "-a", "-j", ",".join(ids), "-o", "%F|%x"], timeout).splitlines()
+        cells = (line.strip().partition("|") for line in lines)
+        return {job_id: nodes for job_id, _, nodes in cells if nodes and nodes != "(null)"}
+
+    def priorities(self, ids: Sequence[str], timeout: float = 3) -> dict[str, Priority]:
+        """Return what makes up the priority of Jobs that wait; empty where priorities have no parts."""
+        words = ["sprio", "-h", "-j", ",".join(ids), "-o", SPRIO_COLUMNS]
+        return from_sprio(self.run(words, timeout)) if ids else {}
+
+    def fair_share(self, timeout: float = 3) -> dict[str, float]:
+        """Return this user's fair-share factor, 0 to 1, in each account; empty where none is kept."""
+        return from_sshare(self.run(["sshare", "-h", "-P", "-U", "-o", SSHARE_COLUMNS], timeout))
+
+    def hostnames(self, node_list: str) -> list[str]:
+        """Write out a list of nodes as Slurm does; UserError for a broken one (of which scontrol makes something)."""
+        names = expand_node_list(node_list)
+        try:
+            return self.run(["scontrol", "show", "hostnames", node_list]).split() or names
+        except SlurmError:
+            return names
+
+    def ping(self, timeout: float = 3) -> bool:
+        """Tell whether a controller answers."""
+        try:
+            return " is UP" in self.run(["scontrol", "ping"], timeout)
+        except SlurmError:
+            return False
+
+    def partitions(self) -> list[Partition]:
+        """List partitions, once for each kind of node in them."""
+        found = []
+        for line in self.run(["sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G"]).splitlines():
+            cells = [cell.strip() for cell in line.split("|")]
+            if len(cells) == 7:
+                name, up, limit, nodes, cpus, memory, gres = cells
+                is_default = name.endswith("*")
+                counts = (_number(nodes), _number(cpus), _number(memory))
+                kinds = "" if gres == "(null)" else gres
+                found.append(Partition(name.rstrip("*"), is_default, up == "up", limit, *counts, kinds))
+        return found
+
+    def config(self) -> dict[str, str]:
+        """Return what `scontrol show config` says: `MaxArraySize`: `1001`."""
+        pairs = (line.partition("=") for line in self.run(["scontrol", "show", "config"]).splitlines())
+        return {key.strip(): value.strip() for key, equals, value in pairs if equals and key.strip()}
+
+    def version(self, name: str) -> str:
+        """Return what a command says its version is."""
+        return self.run([name, "--version"], 10).strip()
+
+    def partition(self, name: str) -> dict[str, str]:
+        """Return the settings of a partition: `GraceTime`: `0`."""
+        return fields_of(self.run(["scontrol", "-o", "show", "partition", name]).strip())
+
+    def accounts(self) -> list[str]:
+        """List this user's accounts; SlurmError where there is no accounting to ask."""
+        user = self.run(["id", "-un"]).strip()
+        words = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user}", "format=Account"]
+        return list(dict.fromkeys(self.run(words).split()))
+
+    def srun_knows(self, option: str) -> bool:
+        """Tell whether srun has an option: those of plugins are only there where the plugin is loaded."""
+        return f"--{option}" in self.run(["srun", "--help"], 10)
+
+    def schedule(self) -> tuple[str, str, str]:
+        """Return what sinfo, squeue (pending) and `scontrol show reservation` print; nothing where one fails."""
+        texts = []
+        for words in (
+            ["sinfo", "-h", "-N", "-O", NODE_COLUMNS],
+            ["squeue", "-h", "-a", "--states=PENDING", "-O", PLANNED_COLUMNS],  # --start would not heed -O
+            ["scontrol", "-o", "show", "reservation"],
+        ):
+            try:
+                texts.append(self.run(words))
+            except SlurmError:
+                texts.append("")
+        return texts[0], texts[1], texts[2]
+
+    # Changing
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        """Cancel Jobs; those that have ended are no failure."""
+        ids = list(ids)
+        if ids:
+            answer = self.ask(["scancel", *ids])
+            if answer.code != 0 and not re.search(r"Invalid job id|already (completing|completed)", answer.talk):
+                raise SlurmError(["scancel", *ids], said_by(answer))
+
+    def requeue(self, job_id: str) -> None:
+        """Put a Job back into the queue; its script starts again from the top."""
+        self.run(["scontrol", "requeue", job_id])
+
+    def update(self, job_id: str, **fields: str) -> None:
+        """Change a Job by `scontrol update`: `update("7", Dependency="afterok:6")`."""
+        self.run(["scontrol", "update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items())])
+
+
+def _number(text: str) -> int:
+    digits = re.match(r"[0-9]+", text)
+    return int(digits[0]) if digits else 0
+
+
+def _job_id(answer: Answer) -> str | None:
+    """Return the id from sbatch's answer: one whole line `ID` or `ID;CLUSTER`, whatever else was printed."""
+    if answer.code != 0:
+        return None
+    ids = [match[1] for line in answer.output.splitlines() if (match := JOB_ID.fullmatch(line.strip()))]
+    return ids[0] if len(ids) == 1 else None
+
+
+def _memory() -> BinaryIO:
+    """Open a file that lies in memory.
+
+    No pipe: what ssh leaves behind to share its connection would keep one open for ever. None on a disk: making three
+    of them takes as long as sbatch.
+    """
+    return open(os.memfd_create("slurm"), "w+b")
+
+
+def _await_end(pid: int, timeout: float) -> None:
+    """Sleep until a child ends or its time is up; Popen.wait looks only every 50 ms, six times what sbatch takes."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:  # a kernel before 5.3, or a sandbox
+        deadline = time.monotonic() + timeout
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return
+    try:
+        select.select([handle], [], [], timeout)
+    finally:
+        os.close(handle)

@@ -1,0 +1,83 @@
+"""Which bad nodes a Job is kept off: all of them, unless too few others were left for it to start on.
+
+A Job that excludes more nodes than its partition can spare would wait for ever, and nobody would be there to decide.
+So Slurm is asked before, by `sbatch --test-only`, which knows partitions, constraints, GRES, and nodes that are down.
+Nodes that failed longest ago are allowed again first; preflight looks at them once more before any training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from pipeline.errors import UserError
+from pipeline.slurm.bad_nodes import BadNode
+from pipeline.slurm.commands import Slurm
+from pipeline.slurm.errors import SlurmError, SlurmRefused
+from pipeline.slurm.node_lists import expand_node_list
+
+OPTION = "--exclude="
+
+
+class Exclusion(NamedTuple):
+    """Names that a Job is kept off, and the bad nodes that it may have all the same."""
+
+    names: list[str]
+    allowed: list[BadNode]
+
+    def words(self) -> str:
+        """Say which bad nodes may be used again, and why."""
+        told = ", ".join(f"{node.name} ({node.reason})" for node in self.allowed)
+        return f"nodes that failed before may be used again, because too few others are left: {told}"
+
+
+def exclude(bad: Iterable[BadNode], fits: Callable[[list[str]], bool]) -> Exclusion:
+    """Exclude as many of `bad` as fit, those that failed last before others.
+
+    `fits` tells whether the Job could start without these names. Where it could not even start with none excluded, the
+    list is not what is in its way, and it stays whole.
+    """
+    newest = sorted(bad, key=lambda node: (-node.until, node.name))
+    names = [node.name for node in newest]
+    if not names or fits(names) or not fits([]):
+        return Exclusion(sorted(names), [])
+    fit, too_many = 0, len(names)
+    while too_many - fit > 1:
+        middle = (fit + too_many) // 2
+        fit, too_many = (middle, too_many) if fits(names[:middle]) else (fit, middle)
+    return Exclusion(sorted(names[:fit]), newest[fit:])
+
+
+def choose_exclusion(slurm: Slurm, flags: Sequence[str], script: str, bad: Iterable[BadNode]) -> Exclusion:
+    """Ask Slurm how many of the bad nodes a Job with these options of sbatch can do without."""
+    others, own = split_off(flags)
+
+    def fits(names: list[str]) -> bool:
+        try:
+            slurm.test_only([*others, *option([*own, *names])], script)
+        except SlurmRefused:
+            return False
+        except SlurmError:
+            return True  # no answer is no reason to use a node that failed
+        return True
+
+    return exclude(bad, fits)
+
+
+def split_off(flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options without --exclude, and the nodes that the user's own excludes."""
+    own: list[str] = []
+    for flag in flags:
+        if flag.startswith(OPTION):
+            text = flag.removeprefix(OPTION)
+            try:
+                own += expand_node_list(text)
+            except UserError:
+                own.append(text)  # Slurm will say what is wrong with it
+    return [flag for flag in flags if not flag.startswith(OPTION)], own
+
+
+def option(names: Iterable[str]) -> list[str]:
+    """Write the one --exclude that sbatch takes; none for no names."""
+    found = list(dict.fromkeys(names))
+    return [OPTION + ",".join(found)] if found else []

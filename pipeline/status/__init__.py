@@ -1,0 +1,1 @@
+"""How a Run is doing: read from records and from Slurm, shown on a terminal."""

@@ -1,0 +1,74 @@
+"""What a person may ask of a Run that is under way: stop, save, cancel."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from pipeline.errors import NotReadyError, UserError
+from pipeline.hints import command
+from pipeline.run.folder import Run
+from pipeline.run.owner import is_alive
+from pipeline.run.records import read_record
+from pipeline.status.read import read_state
+from pipeline.submit.run_folder import read_cluster
+
+
+def stop(run: Run) -> str:
+    """Ask a Run to save and end; Jobs of ours that wait are cancelled, others see the file when they start."""
+    _touch(run, "stop")
+    run.event("stop wanted", user=os.environ.get("USER", str(os.getuid())))
+    status = read_state(run)
+    running = status.state == "running" or not _on_slurm(run)
+    told = f"{run.name} saves and stops at its next step." if running else f"{run.name}: none of its Jobs runs."
+    if waiting := [job.job_id for job in status.jobs if job.state == "pending"] if _on_slurm(run) else []:
+        try:
+            read_cluster(run).slurm().cancel(waiting[::-1])
+            told += f" Cancelled what waited: {', '.join(waiting)}."
+        except UserError as error:  # a team mate's jobs, say
+            told += f" The jobs that wait end when they start ({str(error).splitlines()[0]})."
+    return f"{told} Go on later with:\n  {command('resume', run.root)}"
+
+
+def cancel(run: Run) -> str:
+    """Cancel all Jobs of a Run, dependants first, so that none starts because another has ended."""
+    jobs = [job for job in read_state(run).jobs if job.state in ("pending", "running")]
+    if not jobs:
+        raise NotReadyError(f"{run.name}: none of its Jobs waits or runs")
+    _touch(run, "stop")
+    if _on_slurm(run):
+        read_cluster(run).slurm().cancel([job.job_id for job in reversed(jobs)])
+    else:
+        _end_local_scheduler(run)
+    run.event("cancel", user=os.environ.get("USER", str(os.getuid())), jobs=[job.job_id for job in jobs])
+    names = ", ".join(f"{job.name} ({job.job_id})" for job in jobs)
+    return f"cancelled {names}. Go on from the newest checkpoint with:\n  {command('resume', run.root)}"
+
+
+def save(run: Run) -> str:
+    """Ask a Run that trains for a checkpoint now."""
+    state = read_state(run).state
+    if state != "running":
+        raise NotReadyError(f"{run.name} is {state}: nothing trains that could save")
+    _touch(run, "save")
+    return f"{run.name} saves at its next step; {run.save} is gone when the checkpoint is there"
+
+
+def _on_slurm(run: Run) -> bool:
+    return read_record(run.jobs).get("scheduler") == "slurm"
+
+
+def _touch(run: Run, name: str) -> None:
+    path = run.control / name
+    try:
+        run.control.mkdir(exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise NotReadyError(f"{path}: {error.strerror}; ask the Run's owner for write permission") from error
+
+
+def _end_local_scheduler(run: Run) -> None:
+    """Have the local scheduler of this machine end its Job, as Ctrl-C does."""
+    record = read_record(run.jobs)
+    if is_alive(record) and isinstance(record.get("pid"), int):
+        os.kill(record["pid"], signal.SIGTERM)
