@@ -1,8 +1,8 @@
 """Evaluate Jobs for the holes of the schedule: as many as there is work for, each once, whoever asks.
 
 `python -m pipeline.evaluation.backfill RUN` is called on the host of a pretrain Job at each new checkpoint
-(sbatch/watch.sh), and by evaluate Jobs that leave Units behind. Each Job has a numbered record in evaluations/, made by O_EXCL before sbatch
-is called: of two that ask at once, one submits.
+(sbatch/watch.sh), and by evaluate Jobs that leave Units behind. Each Job has a numbered record in evaluations/, made by
+O_EXCL before sbatch is called: of two that ask at once, one submits.
 """
 
 from __future__ import annotations
