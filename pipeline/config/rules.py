@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.config.checks import Rule
 from pipeline.config.schema import Config
-from pipeline.plan.jobs import sizes
+from pipeline.plan import sizes
 
 USABLE = 0.9  # of a GPU's memory: the rest goes to CUDA, NCCL and what the allocator cannot use
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config.schema import Config
-from pipeline.plan.jobs import sizes
+from pipeline.plan import sizes
 from pipeline.units import size
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
+from pipeline.plan import sizes
 from pipeline.plan.estimate import estimate
 from pipeline.plan.ettr import Reliability
 from pipeline.plan.flags import ARRAY_PHASE, PARALLEL, TOKENIZE_PHASES, gpus_of, sbatch_flags, signal_lead
-from pipeline.plan.jobs import sizes
 from pipeline.plan.launch import launch_file
 from pipeline.run.folder import Run
 from pipeline.slurm.time_limits import time_seconds

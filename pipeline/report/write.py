@@ -8,11 +8,11 @@ from string import Template
 
 from pipeline.errors import StorageError
 from pipeline.files import write_text
+from pipeline.report import parts
 from pipeline.report.charts import Chart, plotly_source, score_charts, scripts, training_charts
 from pipeline.report.data import text_charts
 from pipeline.report.markup import Html, join, tag
 from pipeline.report.scores import scores
-from pipeline.report.write import parts
 from pipeline.run.folder import Run
 from pipeline.run.records import (
     Record,
