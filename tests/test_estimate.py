@@ -15,8 +15,9 @@ from pipeline.config.rules import USABLE
 from pipeline.config.schema import Config
 from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers
+from pipeline.plan import sizes
 from pipeline.plan.estimate import estimate
-from pipeline.plan.jobs import MisfitError, make_plan, sizes
+from pipeline.plan.jobs import MisfitError, make_plan
 from pipeline.run.folder import Run
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))

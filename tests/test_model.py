@@ -15,7 +15,7 @@ from pipeline.config.pretrain import ModelConfig
 from pipeline.lm.loss import IGNORE_INDEX, chunked_cross_entropy, with_z_loss
 from pipeline.lm.model import Transformer, num_parameters
 from pipeline.lm.parallel import prepare_block
-from pipeline.plan.jobs import sizes
+from pipeline.plan import sizes
 
 V, T = 50, 16
 

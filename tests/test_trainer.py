@@ -19,7 +19,7 @@ from pipeline.files import read_lines
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.ledger import Ledger
 from pipeline.lm.trainer import Files, Trainer, cut_back
-from pipeline.plan.jobs import sizes
+from pipeline.plan import sizes
 from pipeline.run.steps import list_steps
 
 CPU = Hardware(device="cpu", precision="fp32", compile=False, threads=1)

@@ -47,9 +47,9 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Check a cluster from here, and a config against it: doctor [CONFIG] --cluster FILE."""
+    from pipeline.cluster import doctor as doctors
     from pipeline.cluster.load import open_cluster
-    from pipeline.cluster.schema import doctor as doctors
-    from pipeline.submit.run_folder import chain
+    from pipeline.submit import chain
 
     if cluster is None:
         raise UserError("doctor needs a cluster file; write: doctor --cluster FILE")
@@ -76,7 +76,7 @@ def image(
     as_json: Json = False,
 ) -> None:
     """Build the image that stages run in, and test it; nothing is built where it is there already."""
-    from pipeline.image.build import build as images
+    from pipeline.image import build as images
     from pipeline.image.check import record_path
 
     path, built = images.build(

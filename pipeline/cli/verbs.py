@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from pipeline import __version__
-from pipeline.cli.verbs import place as cli_place
+from pipeline.cli import place as cli_place
 from pipeline.cli.words import AfterJson, ClusterName, Json, RunPath, What, Yes, emit, talk
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 def pass_on(run: Path, *words: str) -> int | None:
     """Run a verb where the Run is, if that is elsewhere; return its exit code, None if the Run is here."""
-    from pipeline.cluster.schema import remote
+    from pipeline.cluster import remote
 
     return remote.pass_on(run, *words)
 
@@ -78,7 +78,7 @@ def submit(
     as_json: AfterJson = False,
 ) -> int:
     """Run the whole chain of a config, or what is missing of a Run: here, or as Jobs of a Slurm cluster."""
-    from pipeline.submit.run_folder import chain
+    from pipeline.submit import chain
 
     request = chain.request(what or [], cluster, only)
     if dry_run:
@@ -93,7 +93,7 @@ def submit(
 def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> int:
     """Print the Jobs, their command lines and what was derived. Nothing is run or written."""
     from pipeline.plan.jobs import MisfitError
-    from pipeline.submit.run_folder import chain
+    from pipeline.submit import chain
 
     try:
         request = chain.request(what or [], cluster, None)
@@ -247,7 +247,7 @@ def resume(
 ) -> int:
     """Run what is missing of a Run, where it ran before; takes back a `stop`."""
     from pipeline.run.folder import Run
-    from pipeline.submit.run_folder import chain
+    from pipeline.submit import chain
 
     found = Run.open(run)
     place = cluster if cluster is not None or found.cluster.is_file() else "local"

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.errors import EXIT_FAILED, UserError
 from pipeline.files import read_json, sha256_file, write_json
-from pipeline.image.build import builders
+from pipeline.image import builders
 from pipeline.image.check import record_path
 from pipeline.image.inputs import (
     CONTEXT,

@@ -20,7 +20,7 @@ from pipeline.lm.optim import build_optimizers, learning_rate_scale, set_learnin
 from pipeline.lm.parallel import build_model, whole
 from pipeline.lm.stragglers import OwnTime
 from pipeline.lm.timing import StepClock
-from pipeline.plan.jobs import sizes
+from pipeline.plan import sizes
 
 
 class Stepper:

@@ -29,7 +29,7 @@ from pipeline.lm.stepper import Stepper
 from pipeline.lm.stragglers import Stragglers
 from pipeline.lm.timing import StepClock, measured, peak_flops
 from pipeline.lm.watchdog import Watchdog
-from pipeline.plan.jobs import sizes
+from pipeline.plan import sizes
 
 STEPPER_COUNTERS = ("step", "tokens", "batch_offset")
 
