@@ -41,7 +41,9 @@ def imports(path: Path, *, top_level: bool = False) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            folder = PROJECT.joinpath(*node.module.split("."))
+            inside = {alias.name for alias in node.names if (folder / f"{alias.name}.py").is_file()}
+            found |= {f"{node.module}.{name}" for name in inside} or {node.module}
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.optim import Muon
 
 from pipeline.lm.model import Transformer
-from pipeline.lm.muon import SharedMuon, orthogonalize
+from pipeline.lm.muon import STACK, SharedMuon, orthogonalize, stacks
 from pipeline.lm.optim import build_optimizers, learning_rate_scale, set_learning_rate
 
 
@@ -149,3 +149,35 @@ def test_set_learning_rate_scales_every_group_from_its_base() -> None:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 assert group["lr"] == group["base_lr"] * factor
+
+
+def test_matrices_updated_together_move_as_alone() -> None:
+    shapes = [(12, 30), (30, 12), (12, 12), (12, 30), (5, 7)]
+    start = [torch.randn(shape) for shape in shapes]
+    gradients = [torch.randn(shape) for shape in shapes]
+
+    def moved(numbers: list[int]) -> list[torch.Tensor]:
+        matrices = [torch.nn.Parameter(start[n].clone()) for n in numbers]
+        for n, p in zip(numbers, matrices, strict=True):
+            p.grad = gradients[n].clone()
+        optimizer = SharedMuon(matrices, lr=0.1, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+        optimizer.step()
+        return [p.detach() for p in matrices]
+
+    alone = [moved([n])[0] for n in range(len(shapes))]
+    torch.testing.assert_close(moved(list(range(len(shapes)))), alone)
+
+
+def test_stacks_hold_one_shape_on_its_side_and_not_too_much() -> None:
+    sizes = [(4, 6), (6, 4), (4, 4), (4, 6)]
+    matrices = [torch.empty(size, device="meta") for size in sizes]
+    assert [[tuple(m.shape) for m in stack] for stack in stacks(matrices)] == [[(4, 6), (6, 4), (4, 6)], [(4, 4)]]
+    large = [torch.empty(STACK // 2, 1, device="meta") for _ in range(5)]
+    assert [len(stack) for stack in stacks(large)] == [2, 2, 1]
+
+
+def test_bf16_orthogonalizes_nearly_as_well() -> None:
+    matrices = torch.randn(3, 24, 16)
+    exact, rough = (orthogonalize(matrices, (3.4445, -4.7750, 2.0315), 5, bf16=bf16) for bf16 in (False, True))
+    assert rough.dtype == torch.float32
+    assert 0 < (exact - rough).norm() < 0.05 * exact.norm()

@@ -126,7 +126,10 @@ class PretrainConfig(StageSection):
     ] = "auto"
     compile: Annotated[
         Literal["auto"] | bool,
-        Field(description="torch.compile; true: an error without a C compiler, auto: a warning"),
+        Field(
+            description="torch.compile; true: an error without a compiler; auto: where there is one, on a CPU if the "
+            "training takes minutes"
+        ),
         BeforeValidator(_compile),
     ] = "auto"
     peak_tflops: Annotated[

@@ -123,7 +123,8 @@ class _Layer:
 
     def __init__(self, block: Block) -> None:
         attention, mlp = block.self_attn, block.mlp
-        self.block, self.head_size, self.grouped = block, attention.head_size, attention.grouped
+        self.block, self.head_size = block, attention.head_size
+        self.grouped = attention.q_proj.out_features != attention.k_proj.out_features
         self.qkv = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
         self.gate_up = _fuse(mlp.gate_proj, mlp.up_proj)
         self.sizes = [projection.out_features for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]

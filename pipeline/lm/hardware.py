@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +16,11 @@ import torch.distributed as dist
 from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError
 from pipeline.files import read_json
+from pipeline.plan import sizes
 
 KEPT = ("precision", "compile", "threads")
+
+PAYS = 5e12  # FLOPs of a Run, half a minute of two cores, from which a CPU gains more by compiling than it costs
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def choose_hardware(config: Config, recorded: dict[str, Any] | None = None) -> H
     return Hardware(
         device=device,
         precision=former.get("precision") or _precision(config.pretrain.precision, device),
-        compile=former["compile"] if "compile" in former else _compile(config.pretrain.compile, device),
+        compile=former["compile"] if "compile" in former else _compile(config, device),
         threads=threads,
         rank=rank,
         local_rank=local_rank,
@@ -96,16 +100,24 @@ def has_fast_bf16(device: str) -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def _compile(wanted: str | bool, device: str) -> bool:
+def _compile(config: Config, device: str) -> bool:
+    wanted = config.pretrain.compile
     if wanted is False:
         return False
-    compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c and shutil.which(c)), None)
-    if wanted is True and compiler is None:
-        raise NotReadyError(
-            "pretrain.compile: true needs a C++ compiler and none is on PATH (g++ or clang++, or CXX); "
-            "install one, or write compile: auto or false"
-        )
-    return compiler is not None and (wanted is True or device != "cpu")
+    missing = _missing_for_compiler()
+    if wanted is True and missing:
+        raise NotReadyError(f"pretrain.compile: true needs {missing}, or write compile: auto or false")
+    return missing is None and (wanted is True or device != "cpu" or sizes.total_flops(config) >= PAYS)
+
+
+def _missing_for_compiler() -> str | None:
+    """Say what torch.compile would miss here and how to get it; None if nothing."""
+    if not any(c and shutil.which(c) for c in (os.environ.get("CXX"), "g++", "clang++", "c++")):
+        return "a C++ compiler and none is on PATH (g++ or clang++, or CXX); install one"
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        return f"Python's headers, and {headers} has no Python.h; install python3-dev, or use another Python"
+    return None
 
 
 def start_ranks(hardware: Hardware) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from pipeline.lm.attention import attend
 from pipeline.lm.loss import chunk_loss, chunked_cross_entropy, cross_entropy
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(D, kv_size, bias=False)
         self.v_proj = nn.Linear(D, kv_size, bias=False)
         self.o_proj = nn.Linear(q_size, D, bias=False)
-        self.grouped = q_size != kv_size
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_size, eps=config.rms_norm_eps)
@@ -42,9 +42,9 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         q, k, v = (p(x).view(B, T, -1, self.head_size) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = rms_norm(q, self.q_norm), rms_norm(k, self.k_norm)
         q, k, v = apply_rope(q, rope).transpose(1, 2), apply_rope(k, rope).transpose(1, 2), v.transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped)
+        y = attend(q, k, v, mask)
         return cast(Tensor, self.o_proj(y.transpose(1, 2).reshape(B, T, -1)))
 
 
@@ -160,6 +160,11 @@ class Transformer(nn.Module):
             if isinstance(parameter, DTensor):  # every rank draws the whole tensor and keeps its part
                 full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
             parameter.copy_(full)
+
+
+def rms_norm(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """Normalize x in its own format: under autocast torch's fused kernel refuses a weight in another one."""
+    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
 
 
 def head_size(config: ModelConfig) -> int:

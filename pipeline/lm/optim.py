@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
 
 
-def build_optimizers(model: nn.Module, config: PretrainConfig) -> list[Optimizer]:
+def build_optimizers(model: nn.Module, config: PretrainConfig, precision: str = "fp32") -> list[Optimizer]:
     """Return the optimizers that together own every parameter once.
 
     `muon`: Muon (Jordan et al. 2024) for the matrices inside the layers, AdamW without weight decay for the rest.
     `adamw`: AdamW for all, with weight decay on matrices only (the embedding is one, norms are not).
-    Every group keeps its `base_lr`, of which `set_learning_rate` takes a share at each step.
+    With `precision` bf16 Muon orthogonalizes in bf16. Every group keeps its `base_lr`, of which `set_learning_rate`
+    takes a share at each step.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if config.optimizer == "muon":
@@ -38,6 +39,7 @@ def build_optimizers(model: nn.Module, config: PretrainConfig) -> list[Optimizer
                 momentum=config.muon_momentum,
                 nesterov=True,
                 adjust_lr_fn="match_rms_adamw",
+                bf16=precision == "bf16",
             ),
             _adamw([_group(tables, config.learning_rate, 0.0), _group(norms, config.learning_rate, 0.0)], config),
         )

@@ -33,7 +33,7 @@ class Stepper:
         self.injector, self.ledger = injector, ledger
         separate = config.pretrain.document_attention == "separate"
         self.model, self.forward = build_model(config, hardware, batches.document_end if separate else None)
-        self.optimizers = build_optimizers(self.model, config.pretrain)
+        self.optimizers = build_optimizers(self.model, config.pretrain, hardware.precision)
         self.step = self.tokens = self.batch_offset = 0
         self.stepped = False  # by this process
         self.replicated = isinstance(self.forward, DistributedDataParallel)

@@ -39,6 +39,12 @@ def tokens_per_step(config: Config) -> int:
     return config.pretrain.global_batch_size * config.pretrain.sequence_length
 
 
+def total_flops(config: Config) -> float:
+    """Return the FLOPs of the whole training."""
+    per_token = flops_per_token(config.model, config.tokenize.vocab_size, config.pretrain.sequence_length)
+    return per_token * tokens_per_step(config) * config.pretrain.max_steps
+
+
 def training_seconds(flops: float, ranks: int, peak_tflops: float, mfu: float) -> float:
     """Return how long `flops` take at a share `mfu` of the ranks' peak."""
     return flops / (ranks * peak_tflops * 1e12 * mfu)
