@@ -217,7 +217,8 @@ def _control(verb: str, run: Path, as_json: bool) -> int:
     """Ask something of a Run, wherever it is."""
     if (code := pass_on(run, verb, "--json" if as_json else "")) is not None:
         return code
-    from pipeline.run.folder import Run, control
+    from pipeline.run.folder import Run
+    from pipeline.submit import control
 
     told = {"stop": control.stop, "cancel": control.cancel, "save": control.save}[verb](Run.open(run))
     if as_json:
