@@ -52,9 +52,17 @@ def test_what_a_compiler_misses_is_told_where_it_was_asked_for(compiler: Path, g
         choose_hardware(config(True))
 
 
-def test_a_run_stays_as_it_was_begun(compiler: Path) -> None:
+def test_a_run_stays_as_it_was_begun_until_told_otherwise(compiler: Path) -> None:
     assert choose_hardware(config("auto", LONG), {"compile": False}).compile is False
     assert choose_hardware(config("auto"), {"compile": True}).compile is True
+    assert choose_hardware(config(False), {"compile": True}).compile is False
+    assert choose_hardware(config(True), {"compile": False}).compile is True
+
+
+def test_a_compiled_run_where_no_compiler_is_left(compiler: Path) -> None:
+    (compiler / "g++").unlink()
+    with pytest.raises(NotReadyError, match=r"compiled until now, which needs .*pretrain\.compile=false"):
+        choose_hardware(config("auto"), {"compile": True})
 
 
 def test_this_machine_is_asked_without_fakes() -> None:

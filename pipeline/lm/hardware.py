@@ -60,7 +60,7 @@ def choose_hardware(config: Config, recorded: dict[str, Any] | None = None) -> H
     return Hardware(
         device=device,
         precision=former.get("precision") or _precision(config.pretrain.precision, device),
-        compile=former["compile"] if "compile" in former else _compile(config, device),
+        compile=_compile(config, device, former.get("compile")),
         threads=threads,
         rank=rank,
         local_rank=local_rank,
@@ -100,13 +100,20 @@ def has_fast_bf16(device: str) -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def _compile(config: Config, device: str) -> bool:
+def _compile(config: Config, device: str, former: bool | None) -> bool:
+    """Decide whether to compile; what the Run did before wins over `auto`, so that its losses stay the same."""
     wanted = config.pretrain.compile
+    if wanted == "auto" and former is not None:
+        wanted = former
     if wanted is False:
         return False
     missing = _missing_for_compiler()
     if wanted is True and missing:
-        raise NotReadyError(f"pretrain.compile: true needs {missing}, or write compile: auto or false")
+        raise NotReadyError(
+            f"pretrain.compile: true needs {missing}, or write compile: auto or false"
+            if config.pretrain.compile is True
+            else f"this Run was compiled until now, which needs {missing}, or go on with pretrain.compile=false"
+        )
     return missing is None and (wanted is True or device != "cpu" or sizes.total_flops(config) >= PAYS)
 
 
