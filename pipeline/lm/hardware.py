@@ -107,7 +107,7 @@ def _compile(config: Config, device: str, former: bool | None) -> bool:
         wanted = former
     if wanted is False:
         return False
-    missing = _missing_for_compiler()
+    missing = missing_for_compiler()
     if wanted is True and missing:
         raise NotReadyError(
             f"pretrain.compile: true needs {missing}, or write compile: auto or false"
@@ -117,7 +117,7 @@ def _compile(config: Config, device: str, former: bool | None) -> bool:
     return missing is None and (wanted is True or device != "cpu" or sizes.total_flops(config) >= PAYS)
 
 
-def _missing_for_compiler() -> str | None:
+def missing_for_compiler() -> str | None:
     """Say what torch.compile would miss here and how to get it; None if nothing."""
     if not any(c and shutil.which(c) for c in (os.environ.get("CXX"), "g++", "clang++", "c++")):
         return "a C++ compiler and none is on PATH (g++ or clang++, or CXX); install one"

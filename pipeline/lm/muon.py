@@ -35,6 +35,9 @@ class SharedMuon(Muon):
         """Make one update; there is no closure."""
         for group in self.param_groups:
             matrices = [p for p in group["params"] if p.grad is not None]
+            for p in matrices:  # in their order, which is that of a checkpoint's bytes
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
             if matrices and isinstance(matrices[0], DTensor):
                 together = _rows(matrices[0]).ranks
                 for start in range(0, len(matrices), together):
@@ -60,9 +63,6 @@ class SharedMuon(Muon):
 
     def _directions(self, matrices: list[Tensor], beta: float) -> list[Tensor]:
         """Move the momenta on; return what is to be orthogonalized, of sharded matrices this rank's rows."""
-        for p in matrices:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)  # type: ignore[arg-type]
         gradients = [local(p.grad) for p in matrices if p.grad is not None]
         momenta = [local(self.state[p]["momentum_buffer"]) for p in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - beta)
