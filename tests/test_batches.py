@@ -150,5 +150,10 @@ def test_validation_text_counts_the_bytes_of_the_original(tmp_path: Path) -> Non
     assert text.text == b"".join(documents).replace("▁".encode(), b" ")
     assert np.count_nonzero(text.ids == tokenizer.eos_id) == 2
     train_tokenizer(corpus(seed=1), config(), tmp_path / "other")
+    other = Tokenizer(tmp_path / "other")
     with pytest.raises(UserError, match="another tokenizer"):
-        validation_text(TokenShards(tmp_path, "validation"), Tokenizer(tmp_path / "other"))
+        validation_text(TokenShards(tmp_path, "validation"), other)
+    ids = [ids.tolist() for ids in other.encode_documents(documents, 1)]
+    write_shards(tmp_path / "shards", ids, ids, other, text_bytes=2 * list(map(len, documents)))
+    again = validation_text(TokenShards(tmp_path / "shards", "validation"), other)
+    assert (again.sha256, again.bytes) == (text.sha256, text.bytes)

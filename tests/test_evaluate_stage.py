@@ -20,6 +20,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.evaluation.questions import Question, read_questions
 from pipeline.files import read_json, write_json, write_text
+from pipeline.lm.batches import ValidationText
 from pipeline.lm.checkpoint import remove_old
 from pipeline.lm.evaluation import TextTask
 from pipeline.lm.hardware import Hardware
@@ -105,7 +106,7 @@ def test_bits_per_byte_are_those_of_every_token_once(run: Run) -> None:
     ids = np.concatenate([tokenizer.encode_documents([text], 1)[0] for text in corpus(3)]).astype(np.int64)
     model = Transformer(config().model, 310, 16)
     model.init_weights(1)
-    task = TextTask(ids, 100, bos=tokenizer.eos_id, size=16, stride=4, batch_size=3)
+    task = TextTask(ValidationText(ids, 100, b""), bos=tokenizer.eos_id, size=16, stride=4, batch_size=3)
     values = task.score(model, HARDWARE, range(task.batches), lambda: None)
     assert sum(values["tokens"]) == len(ids)
     inputs, total = [tokenizer.eos_id, *ids[:-1].tolist()], 0.0
@@ -235,6 +236,17 @@ def test_a_question_scores_the_same_beside_longer_ones(made: Run) -> None:
         model, HARDWARE, range(2)
     )
     assert both[0][:2] == pytest.approx(alone[0], rel=1e-6)
+
+
+def test_a_score_names_the_questions_that_were_scored(made: Run) -> None:
+    short, long = Question("a", (" b",), 0), Question("a", ("x" * 100,), 0)
+    tokenizer = Tokenizer(made.tokenizer)
+    alone, both, all_fit = (
+        QuestionTask(questions, "cloze", tokenizer, size=size, batch_size=9).about
+        for questions, size in (([short], 16), ([short, long], 16), ([short, long], 200))
+    )
+    assert (both["left_out"], all_fit["left_out"]) == (1, 0)
+    assert alone["content_sha256"] == both["content_sha256"] != all_fit["content_sha256"]
 
 
 @pytest.mark.parametrize(

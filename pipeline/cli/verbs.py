@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from pipeline import __version__
+from pipeline.cli import compare as cli_compare
 from pipeline.cli import place as cli_place
 from pipeline.cli.words import AfterJson, ClusterName, Json, RunPath, What, Yes, emit, talk
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
@@ -326,5 +327,5 @@ def generate(
     return generate(wish)
 
 
-for verb in (cli_place.init, cli_place.doctor, cli_place.image, cli_place.schema):
+for verb in (cli_compare.compare, cli_place.init, cli_place.doctor, cli_place.image, cli_place.schema):
     app.command()(verb)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pipeline.run.records import Record
 
 Values = dict[str, list[float]]  # name -> numbers, in the order of batches
-LOWER_IS_BETTER = frozenset({"bits/byte"})
+LOWER_IS_BETTER = frozenset({"bits/byte", "nats/token"})
 
 
 def bits_per_byte(values: Values, about: Record) -> Record:

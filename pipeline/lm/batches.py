@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
 import resource
 from dataclasses import dataclass
 
@@ -138,6 +139,11 @@ class ValidationText:
     ids: NDArray[np.int64]
     bytes: int
     text: builtins.bytes
+
+    @property
+    def sha256(self) -> str:
+        """Name the text: it is the same by whichever tokenizer."""
+        return hashlib.sha256(self.text).hexdigest()
 
 
 def validation_text(shards: TokenShards, tokenizer: Tokenizer) -> ValidationText:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.lm.batches import ValidationText
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.loss import IGNORE_INDEX
 from pipeline.lm.model import Transformer
@@ -22,7 +23,7 @@ class Task(Protocol):
 
     batches: int
     settings: dict[str, Any]  # all that changes its numbers beside checkpoint and tokenizer
-    about: dict[str, Any]  # what the Score says beside its numbers
+    about: dict[str, Any]  # what the Score says beside its numbers; content_sha256 names what it was measured on
 
     def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:
         """Return the numbers of these batches, in their order. `poll` is asked between batches and may raise."""
@@ -42,21 +43,19 @@ def windows(length: int, size: int, stride: int) -> Iterator[tuple[int, int, int
 
 
 class TextTask:
-    """The likelihood of a text: ids (N,), its documents one after another, each token with `size - stride` before it.
+    """The likelihood of a text, its documents one after another, each token with `size - stride` before it.
 
-    The text's first token is predicted from `bos`. `text_bytes` is the text's length in UTF-8 bytes, without the
-    end-of-document tokens; their likelihood counts, since a model that cannot tell where documents end is worse.
+    The text's first token is predicted from `bos`. Its bytes are without the end-of-document tokens; their likelihood
+    counts, since a model that cannot tell where documents end is worse.
     """
 
-    def __init__(
-        self, ids: NDArray[np.int64], text_bytes: int, *, bos: int, size: int, stride: int, batch_size: int
-    ) -> None:
-        self.ids, self.size, self.batch_size = ids, size, batch_size
+    def __init__(self, text: ValidationText, *, bos: int, size: int, stride: int, batch_size: int) -> None:
+        self.ids, self.size, self.batch_size = (ids := text.ids), size, batch_size
         self.inputs = np.concatenate(([bos], ids[:-1]))
         self.spans = list(windows(len(ids), size, stride))
         self.batches = -(-len(self.spans) // batch_size)
         self.settings = {"size": size, "stride": stride, "batch_size": batch_size, "tokens": len(ids)}
-        self.about = {"bytes": text_bytes}
+        self.about: dict[str, Any] = {"bytes": text.bytes, "content_sha256": text.sha256}
 
     @torch.inference_mode()
     def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:

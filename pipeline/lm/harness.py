@@ -40,7 +40,8 @@ class HarnessTask:
             digest.update(file.read_bytes())
         self.batches = 1
         self.settings = {"task": name, "lm_eval": version, "yaml": digest.hexdigest(), "size": size}
-        self.about: dict[str, Any] = {"lm_eval": version}
+        task = hashlib.sha256(f"{name} {version} {digest.hexdigest()}".encode())  # the data itself is the harness's
+        self.about: dict[str, Any] = {"lm_eval": version, "content_sha256": task.hexdigest()}
 
     def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:
         """Return the task's Score and its standard error, -1 where the harness has none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,9 +47,9 @@ class QuestionTask:
         self.contexts = [tokenizer.encode(question.context) for question in self.questions]
         self.groups = _groups([len(question.choices) for question in self.questions], batch_size)
         self.batches = len(self.groups)
-        text = json.dumps([[q.context, q.choices, q.answer] for q in questions], ensure_ascii=False)
-        self.settings = {"questions": hashlib.sha256(text.encode()).hexdigest(), "size": size, "batch_size": batch_size}
-        self.about = {"left_out": len(questions) - len(fitting)}  # longer than the context
+        self.settings = {"questions": _hash_of(questions), "size": size, "batch_size": batch_size}
+        left_out = len(questions) - len(fitting)  # longer than the context
+        self.about: dict[str, Any] = {"left_out": left_out, "content_sha256": _hash_of(self.questions)}
 
     @torch.inference_mode()
     def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:
@@ -100,6 +101,11 @@ class QuestionTask:
         room = self.size - len(continuation)
         context = self.contexts[number][-room:] if room else self.contexts[number][:0]
         return np.concatenate(([self.eos], context, continuation)).astype(np.int64), len(continuation)
+
+
+def _hash_of(questions: list[Question]) -> str:
+    text = json.dumps([[q.context, q.choices, q.answer] for q in questions], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _groups(rows: list[int], batch_size: int) -> list[range]:

@@ -203,7 +203,7 @@ class Evaluation:
         size, batch_size = self.config.pretrain.sequence_length, self.config.evaluate.batch_size
         if benchmark.kind == "bits_per_byte":
             return TextTask(
-                self.text.ids, self.text.bytes, bos=self.tokenizer.eos_id, size=size,
+                self.text, bos=self.tokenizer.eos_id, size=size,
                 stride=self.config.evaluate.stride or size // 2, batch_size=batch_size,
             )  # fmt: skip
         if benchmark.kind == "lm_eval":
