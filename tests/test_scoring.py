@@ -19,6 +19,7 @@ from pipeline.config.load import load_run_config
 from pipeline.config.schema import Config
 from pipeline.evaluation.claims import Claimant, holders, release
 from pipeline.evaluation.gate import apply_gate
+from pipeline.evaluation.score_kinds import lm_eval
 from pipeline.evaluation.score_table import make_table, write_table
 from pipeline.evaluation.scoring import Cut, batches_per_unit, is_scored, merge, settle_cut, units_of, what_is_left
 from pipeline.files import read_json, read_lines, write_json
@@ -286,3 +287,9 @@ def test_a_gate_may_stop_the_chain(run: Run, rule: dict[str, Any], stops: bool) 
     add(run, 100, "bits_per_byte", 1.5, "bits/byte")
     apply_gate(run, gates(run, rule | {"action": "stop"}), 100, "bits_per_byte")
     assert run.stop.exists() == stops
+
+
+@pytest.mark.parametrize(("metric", "unit"), [("acc_norm", "share"), ("bits_per_byte", "bits/byte")])
+def test_a_harness_score_has_the_unit_of_its_metric(metric: str, unit: str) -> None:
+    record = lm_eval({metric: [0.4], "error": [-1.0]}, {})
+    assert record == {"score": 0.4, "unit": unit, "metric": metric, "error": None}

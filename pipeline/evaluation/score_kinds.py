@@ -46,8 +46,9 @@ def cloze(values: Values, about: Record) -> Record:
 
 def lm_eval(values: Values, about: Record) -> Record:
     """Return what lm-evaluation-harness has computed for a task."""
-    error = values["error"][0]
-    return {"score": values["score"][0], "unit": "share", "error": error if error >= 0 else None}
+    (metric,), error = values.keys() - {"error"}, values["error"][0]
+    unit = "bits/byte" if metric == "bits_per_byte" else "share"
+    return {"score": values[metric][0], "unit": unit, "metric": metric, "error": error if error >= 0 else None}
 
 
 SCORES: dict[str, Callable[[Values, Record], Record]] = {

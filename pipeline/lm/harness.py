@@ -44,7 +44,7 @@ class HarnessTask:
         self.about: dict[str, Any] = {"lm_eval": version, "content_sha256": task.hexdigest()}
 
     def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:
-        """Return the task's Score and its standard error, -1 where the harness has none."""
+        """Return the task's Score by the name of its metric, and its standard error, -1 where the harness has none."""
         poll()
         with TemporaryDirectory() as folder:
             export_model(model, self.tokenizer, Path(folder), "fp32")
@@ -55,7 +55,7 @@ class HarnessTask:
                     error = found.get(key.replace(metric, f"{metric}_stderr", 1))
                     if not isinstance(error, int | float) or not math.isfinite(error):
                         error = -1.0
-                    return {"score": [float(value)], "error": [float(error)]}
+                    return {metric: [float(value)], "error": [float(error)]}
         raise UserError(
             f"lm_eval task {self.name}: none of {', '.join(METRICS)} is among its metrics: {sorted(found)}; "
             "name another task in evaluate.benchmarks"
