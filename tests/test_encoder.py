@@ -75,7 +75,7 @@ def test_words_are_forgotten_when_there_are_too_many(tokenizer: Tokenizer, monke
     monkeypatch.setattr(module, "MOST_WORDS", 40)
     monkeypatch.setattr(module, "WORDS_AT_ONCE", 16)
     monkeypatch.setattr(module, "PAIRS_AT_ONCE", 7)
-    monkeypatch.setattr(module, "GATHERED_WORDS", 5)
+    monkeypatch.setattr(module, "SLOT_BITS", 4)  # so that most find their slot taken
     monkeypatch.setattr(module, "JOINED_WORDS", 3)
     encoder = Encoder(tokenizer)
     generator = random.Random(0)
