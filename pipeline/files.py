@@ -104,3 +104,9 @@ def sha256_file(path: Path) -> str:
     """Hash a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stat_of(path: Path) -> list[int]:
+    """Return what a file system shows of a file's content without reading it: size, mtime and ctime in ns, inode."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

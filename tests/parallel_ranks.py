@@ -5,20 +5,28 @@ Raises where something is not as it should be.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from test_trainer import FakeBatches, StopAt, config
 
+from pipeline.errors import UserError
 from pipeline.files import read_lines
+from pipeline.inference.hugging_face import weight_files
+from pipeline.lm import export as exporting
 from pipeline.lm.hardware import Hardware
+from pipeline.lm.model import Transformer
 from pipeline.lm.muon import SharedMuon, orthogonalize
 from pipeline.lm.parallel import make_mesh
+from pipeline.lm.tokenizer import Tokenizer, train_tokenizer
 from pipeline.lm.trainer import Files, Trainer
 
 STEPS = 8
@@ -95,6 +103,43 @@ def compiles_alike(root: Path) -> None:
     torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-4)
 
 
+def begin_alone(root: Path) -> None:
+    """Export a model into `root`, in several files, and note the first loss of training that begins with it on one rank."""
+    wanted = config()
+    model = Transformer(wanted.model, wanted.tokenize.vocab_size, wanted.pretrain.sequence_length)
+    model.init_weights(3)
+    words = [f"one {a} and two {b}".encode() for a in "abcdef" for b in "ghijkl"]
+    train_tokenizer(words, wanted.tokenize, root / "tokenizer.model")
+    folder = root / "exported"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "SHARD_BYTES", 10_000)
+        exporting.export_model(model, Tokenizer(root / "tokenizer.model"), folder, "fp32")
+    assert len(weight_files(folder)) > 1
+    run = trainer(root / "alone", "ddp", stop_after=0, init_from=str(folder))
+    run.train()
+    (root / "first.json").write_text(json.dumps(run.stepper.make_step()))
+
+
+def begins_alike(root: Path, kinds: tuple[str, ...]) -> None:
+    """What begins with an exported folder has its very weights, and the first loss of one rank; all fail where one does."""
+    folder, ranks = root / "exported", dist.get_world_size()
+    saved = {name: tensor for path in weight_files(folder) for name, tensor in load_file(path).items()}
+    first = json.loads((root / "first.json").read_text())
+    for kind in kinds:
+        keys: dict[str, Any] = {"micro_batch_size": 1, "on_node": max(1, ranks // 2)}
+        run = trainer(root / f"begun-{kind}-{ranks}", kind, stop_after=0, init_from=str(folder), **keys)
+        run.train()
+        names = [name for name, _ in run.stepper.model.named_parameters()]
+        assert sorted(names) == sorted(saved)
+        for name, begun in zip(names, weights(run), strict=True):
+            assert torch.equal(begun, saved[name]), name
+        torch.testing.assert_close(torch.tensor(run.stepper.make_step()), torch.tensor(first), rtol=1e-5, atol=1e-5)
+    missing = str(folder if dist.get_rank() != 1 else root / "nowhere")
+    with pytest.raises(UserError, match="nowhere holds neither"):
+        trainer(root / f"fails-{ranks}", kinds[0], init_from=missing).train()
+
+
 def orthogonalizes_alone(root: Path) -> None:
     """Matrices whose rows do not divide by the ranks, more and fewer than ranks: each update is that of one rank."""
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -143,11 +188,13 @@ def main() -> None:
     if world_size == 2:
         train_alike(root, ("fsdp",), ("muon", "adamw"))
         compiles_alike(root)
+        begins_alike(root, ("ddp", "fsdp"))
         wanted = weights(trainer_of(root / "fsdp-muon", "fsdp"))
         if rank == 0:
             torch.save(wanted, root / "wanted.pt")
     else:
         loads_elsewhere(root, ("ddp", "fsdp", "hsdp"))
+        begins_alike(root, ("ddp", "fsdp", "hsdp"))
         (root / "four").mkdir(exist_ok=True)
         train_alike(root / "four", ("fsdp", "hsdp"))
     dist.barrier()

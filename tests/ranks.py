@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from parallel_ranks import train_alike
+from parallel_ranks import begins_alike, train_alike
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -88,6 +88,7 @@ def two_ranks(root: Path) -> None:
         check(root / f"{'sharded' if sharded else 'plain'}2", 2, sharded=sharded)
     (root / "parallel").mkdir(exist_ok=True)
     train_alike(root / "parallel")
+    begins_alike(root, ("fsdp",))
     fall_back_alike(root / "damaged", rank)
     see_it_late(root / "late", rank)
     fail_alike(root / "failed", rank)

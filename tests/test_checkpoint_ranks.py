@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+from parallel_ranks import begin_alone
 from rank_processes import run_ranks
 
 
@@ -15,6 +16,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what one and two ranks have saved; two_ranks has its own checks."""
     root = tmp_path_factory.mktemp("ranks")
     ranks.save(root / "plain1", 1)
+    begin_alone(root)
     run_ranks("ranks.py", 2, root)
     return root
 

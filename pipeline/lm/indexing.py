@@ -1,17 +1,17 @@
 """Put the ids of all pieces together: shards of one size, without duplicates, and the index that makes them data.
 
 Which document comes into which shard follows from the order of the input alone, so the bytes are the same for any
-number of pieces, processes and interruptions.
+number of pieces, processes and interruptions. A shard that an interrupted attempt has finished is left as it is.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from pipeline.files import atomic_path, write_json
 from pipeline.lm.documents import ReadCounts
 from pipeline.lm.duplicates import Duplicates, find_duplicates
 from pipeline.lm.encoding import PieceOutput
+from pipeline.lm.finished import Cut, Finished, Span, Written
 from pipeline.lm.processes import in_processes
 from pipeline.lm.shards import FORMAT, INDEX, SPLITS, Shard, dtype_for, shard_name
 from pipeline.lm.tokenizer import Tokenizer
@@ -27,34 +28,6 @@ from pipeline.lm.tokenizer import Tokenizer
 COPY_TOKENS = 4 << 20  # at a time
 LENGTHS = 33  # powers of two that a document's bytes may reach
 FREQUENCIES = 60  # points of the curve of token frequencies
-
-
-class Span(NamedTuple):
-    """Documents of a piece that are kept: from the `start`-th to before the `end`-th of its split."""
-
-    piece: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What one shard will hold."""
-
-    file: str
-    split: str
-    source: int
-    spans: list[Span] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Written:
-    """A shard that is there, and what its documents and tokens are like."""
-
-    shard: Shard
-    longest: int  # bytes of a document
-    lengths: NDArray[np.int64]  # (LENGTHS,): documents of 2^i to 2^(i+1) - 1 bytes
-    counts: NDArray[np.int64]  # (V,): how often each token occurs
 
 
 def write_data(
@@ -67,8 +40,13 @@ def write_data(
     shard_tokens: int,
     drop_duplicates: bool = True,
     processes: int = 1,
+    finished: Finished | None = None,
+    tell: Callable[[Written, int], None] = lambda written, shards: None,
 ) -> dict[str, Any]:
-    """Write shards and index from all pieces, whose `sources` are numbers in data:, and return the index."""
+    """Write shards and index from all pieces, whose `sources` are numbers in data:, and return the index.
+
+    Shards that `finished` knows are left as they are. `tell` is called with each shard and with how many there will be.
+    """
     counts = ReadCounts()
     for output in outputs:
         counts.merge(output.counts())
@@ -77,10 +55,12 @@ def write_data(
     try:
         duplicates = find_duplicates(outputs, marks)
         assembly = Assembly(data, outputs, sources, duplicates, drop_duplicates)
+        cuts = {split: assembly.cut(split, shard_tokens) for split in SPLITS}
+        _remove_strangers(data, {cut.file for of_split in cuts.values() for cut in of_split})
+        shards = sum(map(len, cuts.values()))
+        work = partial(assembly.provide, vocab_size=tokenizer.vocab_size, finished=finished)
         for split in SPLITS:
-            cuts = assembly.cut(split, shard_tokens)
-            work = partial(assembly.write, vocab_size=tokenizer.vocab_size)
-            written = in_processes(work, cuts, processes)
+            written = _told(in_processes(work, cuts[split], processes), lambda one: tell(one, shards))
             splits[split] = summarize(written, assembly.count_duplicates(split), tokenizer.vocab_size)
     finally:
         marks.unlink(missing_ok=True)
@@ -98,7 +78,6 @@ def write_data(
         "in_both_splits": duplicates.in_both_splits,
         "splits": splits,
     }
-    _remove_strangers(data, splits)
     write_json(data / INDEX, index)
     return index
 
@@ -129,9 +108,14 @@ def summarize(written: Iterable[Written], duplicates: int, vocab_size: int) -> d
     }
 
 
-def _remove_strangers(data: Path, splits: dict[str, Any]) -> None:
-    """Remove shards that belong to no split, of an attempt with another config."""
-    kept = {shard["file"] for split in splits.values() for shard in split["shards"]}
+def _told(written: Iterable[Written], tell: Callable[[Written], None]) -> Iterator[Written]:
+    for one in written:
+        tell(one)
+        yield one
+
+
+def _remove_strangers(data: Path, kept: set[str]) -> None:
+    """Remove shards that will not be there, of an attempt with another config, before others need their room."""
     for split in SPLITS:
         for path in data.glob(f"{split}-*.bin"):
             if path.name not in kept:
@@ -180,6 +164,16 @@ class Assembly:
                 have += int(ends[end - 1]) - before
                 start = end
         return cuts
+
+    def provide(self, cut: Cut, vocab_size: int, finished: Finished | None) -> Written:
+        """Find the shard of a cut, or write it; `finished` then knows it."""
+        if finished is None:
+            return self.write(cut, vocab_size)
+        written = finished.find(cut)
+        if written is None:
+            written = self.write(cut, vocab_size)
+            finished.remember(cut, written)
+        return written
 
     def write(self, cut: Cut, vocab_size: int) -> Written:
         """Write one shard, by rename."""

@@ -4,6 +4,7 @@
     {"format": 1, "config": SHA256, "files": [[path, bytes, mtime in ns], …],
      "pieces": [[[number in data:, number in files or null, start, end or null], …], …]}
     data/pieces/00003/   what piece 3 gave; the folder appears by rename, so it is whole (see pipeline.lm.encoding)
+    data/pieces/train-00000.json   that this shard is finished, while the index is not there (see pipeline.lm.finished)
 
 A long file of lines is cut at bytes, parquet between row groups; text and compressed files are whole parts, and small
 ones share a piece. A piece never holds parts of two sources.
@@ -11,6 +12,7 @@ ones share a piece. A piece never holds parts of two sources.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +45,11 @@ class PieceList:
     def bytes(self) -> int:
         """Return the size of all files, as they are on disk."""
         return sum(item.size for item in self.inputs)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash what decides what the pieces give: config, files as they were, and how they are cut."""
+        return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()
 
     def write(self, path: Path) -> None:
         """Write the list, by rename."""

@@ -28,6 +28,7 @@ from pipeline.lm.sinks import Sink, numbers
 from pipeline.lm.stepper import Stepper
 from pipeline.lm.stragglers import Stragglers
 from pipeline.lm.timing import StepClock, measured, peak_flops
+from pipeline.lm.together import on_all
 from pipeline.lm.watchdog import Watchdog
 from pipeline.plan import sizes
 
@@ -122,7 +123,7 @@ class Trainer:
     def _begin(self) -> None:
         """Take over the weights that pretrain.init_from names; without it they are random."""
         if folder := self.config.pretrain.init_from:
-            load_folder(Path(folder), self.stepper.model)
+            on_all(lambda: load_folder(Path(folder), self.stepper.model))
             if self.is_main:
                 print(f"begin with the weights of {folder}")
                 self.files.event("init", path=folder)

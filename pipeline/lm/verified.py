@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pipeline.errors import UserError
-from pipeline.files import read_json, sha256_file, write_json
+from pipeline.files import read_json, sha256_file, stat_of, write_json
 from pipeline.lm.shards import INDEX, Shard, TokenShards
 from pipeline.lm.together import from_all
 
@@ -81,11 +81,9 @@ def _look(shards: TokenShards, shard: Shard) -> dict[str, Any]:
     """Return what will be known of a shard if its hash is right; taken before it is read."""
     path = shards.folder / shard.file
     try:
-        status = path.stat()
+        return {"sha256": shard.sha256, "stat": stat_of(path)}
     except OSError as error:
         raise UserError(f"{path}: can't read this token shard: {error.strerror}") from error
-    stat = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-    return {"sha256": shard.sha256, "stat": stat}
 
 
 def _read(record: Path | None) -> dict[str, Any]:

@@ -43,18 +43,22 @@ def newest_step(run: Run) -> int:
 def progress(run: Run, stage: str, part: str) -> int:
     """Return what an attempt must raise so as not to have been in vain: the newest checkpoint's step.
 
-    For tokenize: -1 before there is a tokenizer, then the number of pieces that are encoded, those of the part alone.
+    For tokenize: -1 before there is a tokenizer, then how many pieces are encoded and shards finished; for a task of an
+    array, how many of its pieces.
     """
     if stage != "tokenize":
         return newest_step(run)
     if not run.tokenizer.is_file():
         return -1
-    _, task, tasks = [*part.split("/"), "0", "1"][:3] if "/" in part else ("", "0", "1")
     try:
-        done = [int(path.name) for path in run.piece(0).parent.iterdir() if path.name.isdigit()]
+        names = [path.name for path in run.piece(0).parent.iterdir()]
     except OSError:  # none yet
         return 0
-    return sum(number % int(tasks) == int(task) for number in done)
+    pieces = [int(name) for name in names if name.isdigit()]
+    if "/" in part:
+        _, task, tasks = part.split("/")
+        return sum(number % int(tasks) == int(task) for number in pieces)
+    return len(pieces) + sum(name.endswith(".json") for name in names)
 
 
 def read_beginnings(run: Run, stage: str | None = None, part: str | None = None) -> list[Beginning]:

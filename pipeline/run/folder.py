@@ -78,7 +78,10 @@ class Run:
         return self.data / "pieces.json"
 
     def piece(self, number: int) -> Path:
-        """Where a piece lies that is encoded; there once it is whole, gone when the index is there."""
+        """Where a piece lies that is encoded; there once it is whole, gone when the index is there.
+
+        Beside the pieces lie the records of finished shards, for as long.
+        """
         return self.data / "pieces" / f"{number:05d}"
 
     @property

@@ -29,6 +29,7 @@ from pipeline.files import atomic_path
 from pipeline.lm.documents import ReadCounts
 from pipeline.lm.encoder import Encoder
 from pipeline.lm.encoding import PieceOutput, encode_piece, read_piece
+from pipeline.lm.finished import Finished, Written
 from pipeline.lm.indexing import write_data
 from pipeline.lm.pieces import PieceList, cut_input, read_pieces
 from pipeline.lm.processes import in_processes
@@ -112,8 +113,7 @@ def is_complete(run: Run, inputs: str) -> bool:
 def list_pieces(run: Run, config: Config, inputs: str) -> PieceList:
     """List the pieces; keep what an interrupted attempt left if its config and files are ours, else remove it."""
     pieces = cut_input(inputs, list_inputs(config.data))
-    for path in run.data.glob(".*.tmp"):  # of an attempt that was killed
-        path.unlink(missing_ok=True)
+    remove_unfinished(run)
     try:
         same = read_pieces(run.pieces).to_json() == pieces.to_json()
     except UserError:
@@ -123,6 +123,12 @@ def list_pieces(run: Run, config: Config, inputs: str) -> PieceList:
         shutil.rmtree(run.piece(0).parent, ignore_errors=True)
         pieces.write(run.pieces)
     return pieces
+
+
+def remove_unfinished(run: Run) -> None:
+    """Remove what an attempt that was killed has begun to write; pieces see to their own."""
+    for path in run.data.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def make_tokenizer(run: Run, config: Config, pieces: PieceList) -> None:
@@ -211,12 +217,16 @@ def encode(run: Run, config: Config, pieces: PieceList, numbers: Sequence[int]) 
 
 
 def write_index(run: Run, config: Config, pieces: PieceList, inputs: str) -> None:
-    """Put the pieces together; they are removed when the index is there."""
+    """Put the pieces together; they are removed when the index is there.
+
+    What an attempt that was killed has left: its finished shards stay, its unfinished ones give their room back.
+    """
     missing = [number for number in range(len(pieces.pieces)) if not run.piece(number).is_dir()]
     if missing:
         raise NotReadyError(
             f"{run.data}: {len(missing)} of {len(pieces.pieces)} pieces are not encoded yet, the first is {missing[0]}"
         )
+    remove_unfinished(run)
     tokenizer = Tokenizer(run.tokenizer)
     dtype = dtype_for(tokenizer.vocab_size)
     outputs = [PieceOutput(run.piece(number), dtype) for number in range(len(pieces.pieces))]
@@ -232,7 +242,8 @@ def write_index(run: Run, config: Config, pieces: PieceList, inputs: str) -> Non
     index = write_data(
         run.data, inputs, tokenizer, outputs, [piece[0].source for piece in pieces.pieces],
         shard_tokens=config.tokenize.shard_tokens, drop_duplicates=config.tokenize.drop_duplicates,
-        processes=processes_of(config),
+        processes=processes_of(config), tell=ShardWatch().add,
+        finished=Finished(run.data, run.piece(0).parent, f"{pieces.fingerprint} {tokenizer.fingerprint}"),
     )  # fmt: skip
     shutil.rmtree(run.piece(0).parent, ignore_errors=True)
     print_table(index)
@@ -294,6 +305,23 @@ class Watch:
     def _progress(self, counts: ReadCounts) -> str:
         megabytes, seconds = counts.text_bytes / 1e6, max(time.monotonic() - self.started, 1e-6)
         return f"{self.verb} {counts.documents:,} documents, {megabytes:.1f} MB, {megabytes / seconds:.1f} MB/s"
+
+
+class ShardWatch:
+    """Say now and then how many shards are there, and which part of them was there before."""
+
+    def __init__(self) -> None:
+        self.done = self.found = 0
+        self.said = time.monotonic()
+
+    def add(self, written: Written, shards: int) -> None:
+        """Take in one more of `shards`."""
+        self.done += 1
+        self.found += written.found
+        if self.done == shards or time.monotonic() - self.said > PROGRESS_SECONDS:
+            self.said = time.monotonic()
+            before = f"; {self.found} were there already" if self.found else ""
+            say(f"{self.done} of {shards} shards are there{before}")
 
 
 def print_table(index: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ KEYS = (
 
 def test_two_four_and_one_rank(tmp_path: Path) -> None:
     """The ranks compare sharded with replicated training; four and one go on from what two have saved."""
+    parallel_ranks.begin_alone(tmp_path)
     run_ranks("parallel_ranks.py", 2, tmp_path, seconds=300)
     run_ranks("parallel_ranks.py", 4, tmp_path, seconds=300)
     torch.set_num_threads(1)

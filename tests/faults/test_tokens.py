@@ -6,10 +6,12 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from pipeline.lm import pieces
 from pipeline.run.folder import Run
 from pipeline.stages.tokenize import tokenize
 pieces.SMALLEST = int(sys.argv[3])
-tokenize(Run(Path(sys.argv[1])), Config.model_validate_json(sys.argv[2]))
+tokenize(Run(Path(sys.argv[1])), Config.model_validate_json(sys.argv[2]), sys.argv[4])
 print("peak", max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * 1024)
 """
 
@@ -54,13 +56,13 @@ def config(path: Path, **section: object) -> Config:
     return Config.model_validate({"name": "x", "data": str(path), "tokenize": keys | section})
 
 
-def start(run: Run, wanted: Config, smallest: int, memory: int | None = None) -> subprocess.Popen[str]:
+def start(run: Run, wanted: Config, smallest: int, memory: int | None = None, phase: str = "") -> subprocess.Popen[str]:
     def limit() -> None:
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(run.root), wanted.model_dump_json(), str(smallest)],
+        [sys.executable, "-c", PROGRAM, str(run.root), wanted.model_dump_json(), str(smallest), phase],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), preexec_fn=limit,
         start_new_session=True,
     )  # fmt: skip
@@ -104,6 +106,52 @@ def test_processes_and_whole_attempts_are_killed_and_the_bytes_are_the_same(tmp_
         process.communicate(timeout=600)
     finish(start(killed, wanted, 300_000), 600)
     assert hashes(killed) == hashes(whole)
+    assert not list(killed.data.glob(".*"))
+
+
+def finished(run: Run) -> dict[str, tuple[int, int]]:
+    """Return inode and mtime of the shards that are recorded as finished; the records may vanish meanwhile."""
+    with suppress(FileNotFoundError):
+        return files(run, [f"{path.stem}.bin" for path in (run.data / "pieces").glob("[!.]*.json")])
+    return {}
+
+
+def files(run: Run, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    return {name: ((run.data / name).stat().st_ino, (run.data / name).stat().st_mtime_ns) for name in names}
+
+
+def test_the_index_phase_is_killed_again_and_again_and_no_finished_shard_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    write_text(path, 12_000_000)
+    wanted = config(path, shard_tokens=50_000)
+    killed = Run(tmp_path / "killed")
+    for phase in ("tokenizer", "encode"):
+        finish(start(killed, wanted, 300_000, phase=phase), 600)
+    whole = Run(shutil.copytree(killed.root, tmp_path / "whole"))
+    finish(start(whole, wanted, 300_000, phase="index"), 600)
+    generator = random.Random(2)
+    there: dict[str, tuple[int, int]] = {}
+    kills = 0
+    while not killed.index.is_file():
+        process = start(killed, wanted, 300_000, phase="index")
+        more = generator.randrange(1, 8)
+        while process.poll() is None and len(finished(killed)) < len(there) + more:
+            time.sleep(0.001)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=600)
+        kills += process.returncode == -signal.SIGKILL
+        if killed.index.is_file():
+            break
+        now = finished(killed)
+        assert len(now) > len(there)
+        assert there.items() <= now.items()
+        there = now
+    finish(start(killed, wanted, 300_000, phase="index"), 600)
+    print(f"{kills} kills, {len(hashes(whole))} files")
+    assert kills > 5
+    assert hashes(killed) == hashes(whole)
+    assert files(killed, there) == there
     assert not list(killed.data.glob(".*"))
 
 
