@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,6 +79,17 @@ def test_a_text_in_both_splits_is_told(tmp_path: Path) -> None:
     piece = {"train": [[5], [6]], "validation": [[6]]}
     made = [write_piece(tmp_path / "pieces" / "0", piece, TOKENIZER, digests=[5, 6, 6])]
     assert write_data(tmp_path, "", TOKENIZER, made, [0], made_from="x", shard_tokens=9)["in_both_splits"] == 1
+
+
+def test_no_process_outlives_an_error(tmp_path: Path) -> None:
+    def tell(*words: object) -> None:
+        raise BrokenPipeError
+
+    made = outputs(tmp_path, [7, 8, 9, 10])
+    with pytest.raises(BrokenPipeError) as raised:
+        write_data(tmp_path, "", TOKENIZER, made, [0], made_from="x", shard_tokens=2, processes=2, tell=tell)
+    assert raised.tb is not None
+    assert not active_children()
 
 
 def test_shards_do_not_cross_sources(tmp_path: Path) -> None:

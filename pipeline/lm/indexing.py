@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -60,8 +61,10 @@ def write_data(
     work = partial(assembly.provide, vocab_size=tokenizer.vocab_size, finished=Finished(data, records, made_from))
     splits = {}
     for split in SPLITS:
-        written = _told(in_processes(work, cuts[split], processes), lambda one: tell(one, shards))
-        splits[split] = summarize(written, assembly.count_duplicates(split), tokenizer.vocab_size)
+        # Closed, or the processes would outlive an error as long as its traceback does: at exit we would wait for them.
+        with closing(in_processes(work, cuts[split], processes)) as written:
+            told = _told(written, lambda one: tell(one, shards))
+            splits[split] = summarize(told, assembly.count_duplicates(split), tokenizer.vocab_size)
     index = {
         "format": FORMAT,
         "inputs": inputs,
