@@ -56,4 +56,4 @@ def write_shards(
     """Write shards and index of one piece and return the index."""
     folder, piece = data / "pieces" / "00000", {"train": train, "validation": validation}
     output = write_piece(folder, piece, tokenizer, text_bytes=text_bytes)
-    return write_data(data, "inputs", tokenizer, [output], [0], shard_tokens=shard_tokens)
+    return write_data(data, "inputs", tokenizer, [output], [0], made_from="x", shard_tokens=shard_tokens)

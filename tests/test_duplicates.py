@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,16 +32,15 @@ def outputs(folder: Path, *texts: list[int]) -> list[PieceOutput]:
 
 def test_the_first_stays_across_pieces(tmp_path: Path) -> None:
     made = outputs(tmp_path, [7, 8, 7], [9, 8], [], [9, 7, 10])
-    index = write_data(tmp_path, "", TOKENIZER, made, [0] * 4, shard_tokens=4)
+    index = write_data(tmp_path, "", TOKENIZER, made, [0] * 4, made_from="x", shard_tokens=4)
     ids = np.concatenate(list(TokenShards(tmp_path, "train")))
     assert ids[ids != 1].tolist() == [7, 8, 9, 10]
     assert (index["splits"]["train"]["documents"], index["splits"]["train"]["duplicates"]) == (4, 4)
-    assert not (tmp_path / ".duplicates.tmp").exists()
 
 
 def test_they_are_only_counted_where_the_config_says_so(tmp_path: Path) -> None:
     made = outputs(tmp_path, [7, 8, 7], [9, 8])
-    index = write_data(tmp_path, "", TOKENIZER, made, [0, 0], shard_tokens=100, drop_duplicates=False)
+    index = write_data(tmp_path, "", TOKENIZER, made, [0, 0], made_from="x", shard_tokens=100, drop_duplicates=False)
     assert (index["splits"]["train"]["documents"], index["splits"]["train"]["duplicates"]) == (5, 2)
 
 
@@ -56,19 +56,45 @@ def test_pieces_and_buckets_do_not_matter(
         return
     wanted = [text in texts[:at] for at, text in enumerate(texts)]
     for most in (100, 10, 3):
-        found = find_duplicates(made, folder / "marks", most)
+        found = find_duplicates(made, folder / f"marks-{most}", "x", most)
         assert found.marks[: len(texts)].tolist() == wanted
+
+
+def test_those_of_an_earlier_attempt_are_taken_unless_they_are_damaged_or_of_other_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "marks.bin"
+    wanted = [False, False, True]
+    made = outputs(tmp_path, [7, 8, 7])
+    assert find_duplicates(made, path, "these").marks.tolist() == wanted
+    before = path.stat().st_mtime_ns, path.stat().st_ino
+    assert find_duplicates(made, path, "these").marks.tolist() == wanted
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
+    for spoil in (lambda: path.write_bytes(bytes([0, 1, 1])), lambda: path.write_bytes(b""), path.unlink):
+        spoil()
+        assert find_duplicates(made, path, "these").marks.tolist() == wanted
+    others = outputs(tmp_path / "others", [9, 9, 7])
+    assert find_duplicates(others, path, "others").marks.tolist() == [False, True, False]
 
 
 def test_a_text_in_both_splits_is_told(tmp_path: Path) -> None:
     piece = {"train": [[5], [6]], "validation": [[6]]}
     made = [write_piece(tmp_path / "pieces" / "0", piece, TOKENIZER, digests=[5, 6, 6])]
-    assert write_data(tmp_path, "", TOKENIZER, made, [0], shard_tokens=9)["in_both_splits"] == 1
+    assert write_data(tmp_path, "", TOKENIZER, made, [0], made_from="x", shard_tokens=9)["in_both_splits"] == 1
+
+
+def test_no_process_outlives_an_error(tmp_path: Path) -> None:
+    def tell(*words: object) -> None:
+        raise BrokenPipeError
+
+    made = outputs(tmp_path, [7, 8, 9, 10])
+    with pytest.raises(BrokenPipeError) as raised:
+        write_data(tmp_path, "", TOKENIZER, made, [0], made_from="x", shard_tokens=2, processes=2, tell=tell)
+    assert raised.tb is not None
+    assert not active_children()
 
 
 def test_shards_do_not_cross_sources(tmp_path: Path) -> None:
     made = outputs(tmp_path, [2, 3], [4], [5, 6])
-    index = write_data(tmp_path, "", TOKENIZER, made, [0, 0, 1], shard_tokens=100)
+    index = write_data(tmp_path, "", TOKENIZER, made, [0, 0, 1], made_from="x", shard_tokens=100)
     shards = TokenShards(tmp_path, "train")
     assert [(shard["source"], shard["documents"]) for shard in index["splits"]["train"]["shards"]] == [(0, 3), (1, 2)]
     assert [ids.tolist() for ids in shards] == [[2, 1, 3, 1, 4, 1], [5, 1, 6, 1]]

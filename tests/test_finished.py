@@ -76,7 +76,7 @@ def is_killed(run: Run, wanted: Config, when: Callable[[Path], bool]) -> bool:
 
 
 def finished(run: Run) -> list[str]:
-    return sorted(path.stem + ".bin" for path in (run.data / "pieces").glob("[!.]*.json"))
+    return sorted(path.stem + ".bin" for path in (run.data / "pieces").glob("*-*.json"))
 
 
 def files(run: Run, names: list[str]) -> dict[str, tuple[int, int]]:
@@ -96,13 +96,21 @@ def test_killed_at_each_rename_it_writes_only_what_is_missing(
         done = finished(run)
         there = files(run, done)
         steps.append(len(done))
-        assert progress(run, "tokenize", "index") == before + len(done)
+        assert (
+            progress(run, "tokenize", "index")
+            == before + len(done) + (run.data / "pieces" / "duplicates.json").exists()
+        )
         tokenize(run, wanted, "index")
         assert hashes(run) == whole
         assert files(run, done) == there
         assert not list(run.data.glob(".*"))
-    # Before each shard's rename, before that of its record, and before that of the index.
-    assert steps == [*(number for number in range(SHARDS) for _ in range(2)), SHARDS]
+    # Before the rename of the duplicates, of each shard, of the record of each of these, and of the index.
+    assert steps == [0, 0, *(number for number in range(SHARDS) for _ in range(2)), SHARDS]
+
+
+def is_of_shard(path: Path) -> bool:
+    """Tell a shard's record, or the index that comes after the last."""
+    return path.suffix == ".json" and path.stem != "duplicates"
 
 
 def test_attempt_after_attempt_one_more_shard_is_there(
@@ -112,7 +120,7 @@ def test_attempt_after_attempt_one_more_shard_is_there(
     there: dict[str, tuple[int, int]] = {}
     for number in range(1, SHARDS + 1):
         records = itertools.count()
-        assert is_killed(run, wanted, lambda path, records=records: path.suffix == ".json" and next(records) == 1)
+        assert is_killed(run, wanted, lambda path, records=records: is_of_shard(path) and next(records) == 1)
         assert len(finished(run)) == number
         assert there.items() <= files(run, finished(run)).items()
         there = files(run, finished(run))

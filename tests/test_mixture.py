@@ -29,7 +29,7 @@ def shards(tmp_path: Path) -> TokenShards:
     outputs = [
         write_piece(tmp_path / "pieces" / str(number), {"train": [ids]}, TOKENIZER) for number, ids in enumerate(texts)
     ]
-    write_data(tmp_path, "", TOKENIZER, outputs, [0, 0, 1], shard_tokens=50)
+    write_data(tmp_path, "", TOKENIZER, outputs, [0, 0, 1], made_from="x", shard_tokens=50)
     return TokenShards(tmp_path, "train")
 
 

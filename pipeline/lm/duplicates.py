@@ -2,6 +2,8 @@
 
 Documents are compared in buckets by the first bits of their hashes: all with the same hash are in one bucket, and one
 bucket at a time is in memory.
+
+    data/pieces/duplicates.bin, .json    a byte per document; its hash and what it was made from
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.files import atomic_path, read_json, sha256_file, write_json
 from pipeline.lm.encoding import PieceOutput
 from pipeline.lm.shards import SPLITS
 
@@ -32,17 +35,47 @@ class Duplicates:
         return self.marks[self.first[piece] : self.first[piece + 1]]
 
 
-def find_duplicates(outputs: Sequence[PieceOutput], path: Path, most: int = MOST_IN_BUCKET) -> Duplicates:
-    """Mark the duplicates in a file at `path`, which the caller removes; what comes earlier in the input stays."""
+def find_duplicates(
+    outputs: Sequence[PieceOutput], path: Path, made_from: str, most: int = MOST_IN_BUCKET
+) -> Duplicates:
+    """Mark the duplicates in a file at `path`, which the caller removes; what comes earlier in the input stays.
+
+    What an attempt that was made from the same, as `made_from` says, has found is taken as it is.
+    """
     first = [0]
     for output in outputs:
         first.append(first[-1] + len(output.documents()))
+    both = _known(path, made_from)
+    if both is None:
+        with atomic_path(path, durable=False) as temporary:  # the hash tells what a power loss has taken
+            both = _mark_all(outputs, first, temporary, most)
+        record = {"made_from": made_from, "sha256": sha256_file(path), "in_both_splits": both}
+        write_json(_record(path), record, durable=False)
+    return Duplicates(np.memmap(path, np.bool_, "r"), first, both)
+
+
+def _known(path: Path, made_from: str) -> int | None:
+    """Return how many texts are in both splits, as the record of the marks at `path` says; None if it does not hold."""
+    try:
+        record = read_json(_record(path))
+        if record is None or record["made_from"] != made_from or record["sha256"] != sha256_file(path):
+            return None
+        return int(record["in_both_splits"])
+    except (KeyError, TypeError, ValueError, FileNotFoundError):
+        return None
+
+
+def _record(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _mark_all(outputs: Sequence[PieceOutput], first: Sequence[int], path: Path, most: int) -> int:
+    """Write the marks to `path`, bucket after bucket; return how many texts are in both splits."""
     marks = np.memmap(path, np.bool_, "w+", shape=(max(1, first[-1]),))
     bits = max(0, (first[-1] // most)).bit_length()
-    both = 0
-    for bucket in range(1 << bits):
-        both += _mark_bucket(outputs, first, marks, bucket, bits)
-    return Duplicates(marks, first, both)
+    both = sum(_mark_bucket(outputs, first, marks, bucket, bits) for bucket in range(1 << bits))
+    marks.flush()
+    return both
 
 
 def _mark_bucket(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -37,33 +38,33 @@ def write_data(
     outputs: Sequence[PieceOutput],
     sources: Sequence[int],
     *,
+    made_from: str,
     shard_tokens: int,
     drop_duplicates: bool = True,
     processes: int = 1,
-    finished: Finished | None = None,
     tell: Callable[[Written, int], None] = lambda written, shards: None,
 ) -> dict[str, Any]:
     """Write shards and index from all pieces, whose `sources` are numbers in data:, and return the index.
 
-    Shards that `finished` knows are left as they are. `tell` is called with each shard and with how many there will be.
+    What an attempt with the same `made_from` has left is taken as it is: which documents are duplicates, and finished
+    shards. `tell` is called with each shard and with how many there will be.
     """
     counts = ReadCounts()
     for output in outputs:
         counts.merge(output.counts())
-    marks = data / ".duplicates.tmp"
+    records = outputs[0].folder.parent
+    duplicates = find_duplicates(outputs, records / "duplicates.bin", made_from)
+    assembly = Assembly(data, outputs, sources, duplicates, drop_duplicates)
+    cuts = {split: assembly.cut(split, shard_tokens) for split in SPLITS}
+    _remove_strangers(data, {cut.file for of_split in cuts.values() for cut in of_split})
+    shards = sum(map(len, cuts.values()))
+    work = partial(assembly.provide, vocab_size=tokenizer.vocab_size, finished=Finished(data, records, made_from))
     splits = {}
-    try:
-        duplicates = find_duplicates(outputs, marks)
-        assembly = Assembly(data, outputs, sources, duplicates, drop_duplicates)
-        cuts = {split: assembly.cut(split, shard_tokens) for split in SPLITS}
-        _remove_strangers(data, {cut.file for of_split in cuts.values() for cut in of_split})
-        shards = sum(map(len, cuts.values()))
-        work = partial(assembly.provide, vocab_size=tokenizer.vocab_size, finished=finished)
-        for split in SPLITS:
-            written = _told(in_processes(work, cuts[split], processes), lambda one: tell(one, shards))
-            splits[split] = summarize(written, assembly.count_duplicates(split), tokenizer.vocab_size)
-    finally:
-        marks.unlink(missing_ok=True)
+    for split in SPLITS:
+        # Closed, or the processes would outlive an error as long as its traceback does: at exit we would wait for them.
+        with closing(in_processes(work, cuts[split], processes)) as written:
+            told = _told(written, lambda one: tell(one, shards))
+            splits[split] = summarize(told, assembly.count_duplicates(split), tokenizer.vocab_size)
     index = {
         "format": FORMAT,
         "inputs": inputs,
@@ -165,10 +166,8 @@ class Assembly:
                 start = end
         return cuts
 
-    def provide(self, cut: Cut, vocab_size: int, finished: Finished | None) -> Written:
+    def provide(self, cut: Cut, vocab_size: int, finished: Finished) -> Written:
         """Find the shard of a cut, or write it; `finished` then knows it."""
-        if finished is None:
-            return self.write(cut, vocab_size)
         written = finished.find(cut)
         if written is None:
             written = self.write(cut, vocab_size)

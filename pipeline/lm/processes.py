@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -22,7 +22,9 @@ class LostProcessError(Exception):
     """A process ended and left no result."""
 
 
-def in_processes(work: Callable[[Item], Result], items: Sequence[Item], processes: int) -> Iterator[Result]:
+def in_processes(
+    work: Callable[[Item], Result], items: Sequence[Item], processes: int
+) -> Generator[Result, None, None]:
     """Give `work(item)` for each item, in their order, made by at most `processes` at a time; by one: in this one.
 
     The processes are forked here and take item after item, so what `work` remembers is remembered. An exception comes

@@ -29,7 +29,7 @@ from pipeline.files import atomic_path
 from pipeline.lm.documents import ReadCounts
 from pipeline.lm.encoder import Encoder
 from pipeline.lm.encoding import PieceOutput, encode_piece, read_piece
-from pipeline.lm.finished import Finished, Written
+from pipeline.lm.finished import Written
 from pipeline.lm.indexing import write_data
 from pipeline.lm.pieces import PieceList, cut_input, read_pieces
 from pipeline.lm.processes import in_processes
@@ -126,9 +126,10 @@ def list_pieces(run: Run, config: Config, inputs: str) -> PieceList:
 
 
 def remove_unfinished(run: Run) -> None:
-    """Remove what an attempt that was killed has begun to write; pieces see to their own."""
-    for path in run.data.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+    """Remove what an attempt that was killed has begun to write; pieces, which are folders, see to their own."""
+    for path in (*run.data.glob(".*.tmp"), *run.piece(0).parent.glob(".*.tmp")):
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
 
 
 def make_tokenizer(run: Run, config: Config, pieces: PieceList) -> None:
@@ -241,9 +242,8 @@ def write_index(run: Run, config: Config, pieces: PieceList, inputs: str) -> Non
     check_counts(config, counts, documents)
     index = write_data(
         run.data, inputs, tokenizer, outputs, [piece[0].source for piece in pieces.pieces],
-        shard_tokens=config.tokenize.shard_tokens, drop_duplicates=config.tokenize.drop_duplicates,
-        processes=processes_of(config), tell=ShardWatch().add,
-        finished=Finished(run.data, run.piece(0).parent, f"{pieces.fingerprint} {tokenizer.fingerprint}"),
+        made_from=f"{pieces.fingerprint} {tokenizer.fingerprint}", shard_tokens=config.tokenize.shard_tokens,
+        drop_duplicates=config.tokenize.drop_duplicates, processes=processes_of(config), tell=ShardWatch().add,
     )  # fmt: skip
     shutil.rmtree(run.piece(0).parent, ignore_errors=True)
     print_table(index)

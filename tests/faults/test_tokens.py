@@ -112,7 +112,7 @@ def test_processes_and_whole_attempts_are_killed_and_the_bytes_are_the_same(tmp_
 def finished(run: Run) -> dict[str, tuple[int, int]]:
     """Return inode and mtime of the shards that are recorded as finished; the records may vanish meanwhile."""
     with suppress(FileNotFoundError):
-        return files(run, [f"{path.stem}.bin" for path in (run.data / "pieces").glob("[!.]*.json")])
+        return files(run, [f"{path.stem}.bin" for path in (run.data / "pieces").glob("*-*.json")])
     return {}
 
 
