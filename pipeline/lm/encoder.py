@@ -204,9 +204,9 @@ def cut_pairs(vocabulary: Vocabulary) -> NDArray[np.bool_]:
     It may unless a piece holds the pair, or the second is a continuation byte of UTF-8, inside a character.
     """
     is_cut = np.ones((256, 256), np.bool_)  # [second, first]
-    for piece in vocabulary.pieces:
-        held = np.frombuffer(piece, np.uint8)
-        is_cut[held[1:], held[:-1]] = False
+    held = np.frombuffer(END.join(vocabulary.pieces), np.uint8)
+    is_cut[held[1:], held[:-1]] = False
+    is_cut[END[0]], is_cut[:, END[0]] = True, True
     is_cut[0x80:0xC0] = False
     return is_cut.reshape(-1)
 
