@@ -20,6 +20,15 @@ def fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def fsync_file(path: Path) -> None:
+    """Make what was written to a file, by whatever process, survive a power loss."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def temporary_path(path: Path) -> Path:
     """Name a neighbour of `path` to write to before the rename; unique to this process."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -36,11 +45,7 @@ def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
     try:
         yield temporary
         if durable:
-            fd = os.open(temporary, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            fsync_file(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
