@@ -20,8 +20,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,16 +245,8 @@ def write_index(run: Run, config: Config, pieces: PieceList, inputs: str) -> Non
         made_from=f"{pieces.fingerprint} {tokenizer.fingerprint}", shard_tokens=config.tokenize.shard_tokens,
         drop_duplicates=config.tokenize.drop_duplicates, processes=processes_of(config), tell=ShardWatch().add,
     )  # fmt: skip
-    remove_pieces(run)
+    shutil.rmtree(run.piece(0).parent, ignore_errors=True)
     print_table(index)
-
-
-def remove_pieces(run: Run) -> None:
-    """Remove what the pieces gave, many at a time: a file system may let one wait for each file."""
-    folder = run.piece(0).parent
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(partial(shutil.rmtree, ignore_errors=True), folder.iterdir()))
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_counts(config: Config, counts: ReadCounts, documents: dict[str, int]) -> None:

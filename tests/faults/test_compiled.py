@@ -11,7 +11,12 @@ from by_hand import Attempt, events, losses, make_data, make_run, processes_of, 
 from pipeline.lm.hardware import missing_for_compiler
 
 STEPS = 20
-KEYS = (f"pretrain.max_steps={STEPS}", "pretrain.save_interval=8", "pretrain.compile=true", "pretrain.loss_chunk_size=48")
+KEYS = (
+    f"pretrain.max_steps={STEPS}",
+    "pretrain.save_interval=8",
+    "pretrain.compile=true",
+    "pretrain.loss_chunk_size=48",
+)
 pytestmark = pytest.mark.skipif(missing_for_compiler() is not None, reason="torch.compile finds no compiler here")
 
 
