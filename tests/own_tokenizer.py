@@ -12,6 +12,6 @@ from pipeline.lm.tokenizer import Tokenizer, train_tokenizer
 
 def own_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """Train it, write it to `path` and open it."""
-    texts = [file.read_bytes() for file in sorted((PROJECT / "pipeline").glob("*.py"))]
+    texts = [file.read_bytes() for file in sorted((PROJECT / "pipeline" / "lm").glob("*.py"))]
     train_tokenizer(texts, TokenizeConfig(vocab_size=vocab_size), path)
     return Tokenizer(path)

@@ -43,7 +43,7 @@ class Beside(Chain):
         write_text(self.config, CONFIG.format(folder=folder))
         write_text(self.cluster, CLUSTER)
         (folder / "corpus").mkdir()
-        for path in sorted((PROJECT / "pipeline").glob("*.py"))[:24]:
+        for path in sorted((PROJECT / "pipeline" / "lm").glob("*.py"))[:24]:
             (folder / "corpus" / path.name).write_text(path.read_text())
         self.submit()
         slurm.run("scancel", *(self.job(stage) for stage in ("inference", "evaluate", "pretrain", "tokenize")))

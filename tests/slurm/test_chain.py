@@ -166,7 +166,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chain")
     corpus = folder / "corpus"
     corpus.mkdir()
-    for path in sorted((PROJECT / "pipeline").glob("*.py"))[:24]:
+    for path in sorted((PROJECT / "pipeline" / "lm").glob("*.py"))[:24]:
         (corpus / path.name).write_text(path.read_text())
     return folder
 

@@ -67,7 +67,7 @@ def test_a_chain_is_submitted_watched_and_read_from_a_laptop(
 ) -> None:
     corpus = tmp_path / HOSTILE / "corpus"
     corpus.mkdir(parents=True)
-    for path in sorted((PROJECT / "pipeline").glob("*.py"))[:24]:
+    for path in sorted((PROJECT / "pipeline" / "lm").glob("*.py"))[:24]:
         (corpus / path.name).write_text(path.read_text())
     config, cluster, here = tmp_path / "far.yaml", tmp_path / "cluster.yaml", Run(tmp_path / "runs" / "far")
     text = CONFIG.format(name="far", folder=tmp_path, steps=20).replace("nodes: 2", "nodes: 1")

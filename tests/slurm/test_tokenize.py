@@ -32,7 +32,7 @@ def chain(root: Path, tmp_path: Path) -> Iterator[Chain]:
     """A corpus of a dozen sources, which are a dozen pieces, on a Slurm that takes arrays of five tasks."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    for number, path in enumerate(sorted((PROJECT / "pipeline").glob("*.py"))[:FILES]):
+    for number, path in enumerate(sorted((PROJECT / "pipeline" / "lm").glob("*.py"))[:FILES]):
         more = "\n".join(str(value**3) for value in range(150_000)) if number == 3 + TASKS else ""
         (corpus / path.name).write_text(path.read_text() + more)
     with PrivateSlurm(root, 2, settings={"MaxArraySize": str(TASKS)}) as slurm:

@@ -60,7 +60,7 @@ class Transcript:
 
 def corpus(folder: Path) -> None:
     (folder / "corpus").mkdir()
-    for path in sorted((PROJECT / "pipeline").glob("*.py"))[:24]:
+    for path in sorted((PROJECT / "pipeline" / "lm").glob("*.py"))[:24]:
         (folder / "corpus" / path.name).write_text(path.read_text())
 
 
