@@ -18,8 +18,6 @@ from pipeline.errors import NotReadyError
 from pipeline.files import read_json
 from pipeline.plan import sizes
 
-KEPT = ("precision", "compile", "threads")
-
 PAYS = 5e12  # FLOPs of a Run, half a minute of two cores, from which a CPU gains more by compiling than it costs
 
 

@@ -22,10 +22,10 @@ def estimate(config: Config) -> dict[str, str]:
         f"{model.hidden_size} x {pretrain.sequence_length}",
         "tokens per step": f"{tokens:,} = {pretrain.global_batch_size} sequences x {pretrain.sequence_length}",
         "tokens in all": f"{tokens * pretrain.max_steps:,} = {pretrain.max_steps:,} steps x {tokens:,}",
-        "FLOPs in all": f"{flops * tokens * pretrain.max_steps:.3g}",
+        "FLOPs in all": f"{sizes.total_flops(config):.3g}",
         "checkpoint": f"{size(whole)}: fp32 weights and optimizer state; {size(whole / ranks(config))} per rank",
         **_memory(config),
-        **_hours(config, flops * tokens * pretrain.max_steps),
+        **_hours(config, sizes.total_flops(config)),
     }
 
 
