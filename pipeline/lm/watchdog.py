@@ -48,7 +48,7 @@ class Around:
 
     is_alive: Callable[[Rank], bool]  # taken to live where nobody can look
     stop_reason: Callable[[], str | None]
-    verdict: Callable[[], dict[str, Any] | None]  # of this attempt, once a rank has written one
+    said: Callable[[], tuple[str, str] | None]  # verdict and reason, once a rank of this attempt has left them
     event: Callable[..., None]  # event(kind, **details), from any rank
     hangs: Callable[[], list[dict[str, Any]]]  # the events "hang" of this attempt, of all ranks
     end: Callable[[str, str, int | None], None]  # end(verdict, reason, step) leaves a verdict and the process
@@ -101,7 +101,7 @@ class Watchdog:
     def await_lost(self) -> Rank | None:
         """Return the rank whose end has broken a connection; its process is there for a moment after its sockets."""
         deadline = time.monotonic() + DYING_SECONDS
-        while self.around.verdict() is None and time.monotonic() < deadline:
+        while self.around.said() is None and time.monotonic() < deadline:
             if (lost := self.lost() or self._lost_elsewhere()) is not None:
                 return lost
             time.sleep(0.05)
@@ -129,8 +129,8 @@ class Watchdog:
 
     def _outlook(self) -> tuple[str, str] | None:
         """Return (verdict, reason) if the attempt cannot go on, None if it can."""
-        if (record := self.around.verdict()) is not None:
-            return str(record["verdict"]), f"rank {self.me.rank} ends: {record['reason']}"
+        if (said := self.around.said()) is not None:
+            return said[0], f"rank {self.me.rank} ends: {said[1]}"
         if (lost := self.lost()) is not None:
             return "crash", f"{lost} is gone: it was killed, or ended by itself; {self.after}"
         if not self._stepped and (reason := self.around.stop_reason()) is not None:

@@ -80,8 +80,8 @@ class Size:
     least: int
     why: str
 
-    def flags(self) -> list[str]:
-        return [f"--time={self.minutes}", f"--time-min={self.least}"]
+    def flags(self) -> dict[str, str]:
+        return {"time": str(self.minutes), "time-min": str(self.least)}
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -46,7 +46,7 @@ from pipeline.lm.tokenizer import Tokenizer
 from pipeline.lm.verified import verify_shards
 from pipeline.run.complete import steps_to_evaluate
 from pipeline.run.folder import Run
-from pipeline.run.records import number, read_record
+from pipeline.run.records import BeginRecord
 from pipeline.stages.main import Attempt, poll, run_stage
 
 LEAVE_SECONDS = 15.0  # before the end of the Job: to merge, to leave a verdict, to hand on what is left
@@ -83,10 +83,10 @@ class Evaluation:
 
     def __init__(self, run: Run, config: Config, attempt: Attempt) -> None:
         self.run, self.config, self.attempt = run, config, attempt
-        beginning = read_record(run.beginning(attempt.job_id, attempt.number))
-        dead = beginning.get("dead")
-        self.claimant = Claimant(attempt.job_id, attempt.number, frozenset(dead) if isinstance(dead, list) else None)
-        self.deadline = number(beginning.get("deadline"))  # unix s; None: no end is known
+        begin = BeginRecord.read(run.beginning(attempt.job_id, attempt.number))
+        dead = begin.dead if begin else None
+        self.claimant = Claimant(attempt.job_id, attempt.number, frozenset(dead) if dead is not None else None)
+        self.deadline = begin.deadline if begin else None  # unix s; None: no end is known
         self._tasks: dict[str, Task] = {}
         self._speeds: dict[str, float | None] = {}
         self._loaded: tuple[int, Transformer] | None = None

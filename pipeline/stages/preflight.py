@@ -29,7 +29,7 @@ from pipeline.preflight.node import (
     own_variables,
 )
 from pipeline.run.folder import Run
-from pipeline.run.verdict import verdict_since
+from pipeline.run.verdict import said_since
 from pipeline.stages.main import Attempt, LostRankError, leave, poll, run_stage
 from pipeline.stages.preflight_head import LAG_SECONDS, POLL_SECONDS, Head
 
@@ -55,7 +55,7 @@ def preflight(run: Run, config: Config, attempt: Attempt) -> None:
         poll(run, attempt)
         if time.monotonic() > checkup.deadline + (0 if attempt.rank == 0 else GRACE_SECONDS):
             checkup.overdue()
-        if verdict_since(run, attempt.job_id, attempt.number, early.STARTED) is not None:
+        if said_since(run, attempt.job_id, attempt.number, early.STARTED) is not None:
             raise LostRankError("another rank has failed")
         thread.join(POLL_SECONDS)
     faulthandler.cancel_dump_traceback_later()

@@ -32,7 +32,7 @@ from pipeline.plan.sizes import num_parameters
 from pipeline.run.complete import awaits_evaluation
 from pipeline.run.folder import Run
 from pipeline.run.owner import is_alive, process_start
-from pipeline.run.verdict import verdict_since
+from pipeline.run.verdict import said_since
 from pipeline.stages.main import Attempt, LostRankError, abandon, fence, run_stage, stop_reason
 
 
@@ -117,12 +117,17 @@ def _watchdog(run: Run, config: Config, attempt: Attempt) -> Watchdog:
     around = Around(
         is_alive=lambda rank: is_alive({"host": rank.host, "pid": rank.pid, "started": rank.started}),
         stop_reason=lambda: stop_reason(run, attempt),
-        verdict=lambda: verdict_since(run, attempt.job_id, attempt.number, early.STARTED),
+        said=lambda: _said(run, attempt),
         event=_event(run, attempt),
         hangs=lambda: _hangs(run, attempt),
         end=lambda verdict, reason, step: abandon(run, attempt, verdict, reason, step),
     )
     return Watchdog(me, around, config.pretrain.first_step_timeout, config.pretrain.hang_timeout)
+
+
+def _said(run: Run, attempt: Attempt) -> tuple[str, str] | None:
+    record = said_since(run, attempt.job_id, attempt.number, early.STARTED)
+    return (record.verdict, record.reason) if record else None
 
 
 def _hangs(run: Run, attempt: Attempt) -> list[dict[str, Any]]:
