@@ -26,7 +26,7 @@ from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from pipeline.hints import command, shown
 from pipeline.image.container import check_container
 from pipeline.plan.jobs import ALONE, STAGES, Measured, Plan, gpu_hours, make_plan
-from pipeline.run.attempts import newest_step, read_beginnings
+from pipeline.run.attempts import all_attempts, newest_step
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
 from pipeline.run.goodput import read_split
@@ -104,7 +104,7 @@ def _cluster_of(run: Run, name: str | None) -> Cluster:
 def measured(run: Run) -> Measured:
     """Return what earlier attempts of a Run tell about the rest of it."""
     saves = [event for event in read_records(run.events) if event.get("event") == "save"][-SAVES_MEASURED:]
-    split, starts = read_split(run), len(read_beginnings(run, "pretrain"))
+    split, starts = read_split(run), len(all_attempts(run, "pretrain"))
 
     def slowest(key: str) -> float | None:
         return max((value for save in saves if (value := number(save.get(key))) is not None), default=None)
@@ -185,7 +185,7 @@ def _submit_to_slurm(request: Request, console: Console, yes: bool) -> int:
         return EXIT_DONE
     _confirm_cost(request, console, yes)
     with owned(run.control / "scheduler.json", f"Run {run.name}"):
-        working = run.jobs.is_file() and read_state(run, config).state in ("running", "pending")
+        working = read_state(run, config).state in ("running", "pending")
         is_new = prepare(run, config, plan, cluster, keep_code=working)
         console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}, on {cluster.name}", soft_wrap=True)
         return submit_chain(run, config, cluster, plan, console, is_new=is_new)

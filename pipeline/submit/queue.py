@@ -1,4 +1,4 @@
-"""The Run's Jobs at Slurm: the Job ledger joined with what the queue says. The one place that submits, repoints, cancels.
+"""The Run's Jobs at Slurm: the Job ledger joined with the queue; the one place that submits, repoints, cancels.
 
 Whoever asks, a person's `submit` or an attempt on a node, a Job is ours by job id, token and user together. What Slurm
 did not answer is not known, and what is not known is taken to be alive.
@@ -53,26 +53,24 @@ class QueuedJob:
         return self.record.role == "chain" and self.record.stage in stages
 
 
-class JobQueue:
-    """Looks at the Run's Jobs and changes them."""
+class RunJobs:
+    """Looks at the Run's Jobs, and changes those that are there."""
 
-    def __init__(self, run: Run, config: Config, cluster: Cluster, slurm: Slurm) -> None:
-        self.run, self.config, self.cluster, self.slurm = run, config, cluster, slurm
+    def __init__(self, run: Run, cluster: Cluster, slurm: Slurm) -> None:
+        self.run, self.cluster, self.slurm = run, cluster, slurm
         self.id = job_ledger.run_id(run)
-        self.exclusions: dict[str, Exclusion] = {}  # by Stage
-        self.save_seconds: float | None = None  # as measured; decides how early Jobs are warned
-        self.script_folder = run.snapshot / "sbatch"
 
-    # Looking
-
-    def look(self) -> list[QueuedJob]:
+    def look(self, *, keep: bool = True) -> list[QueuedJob]:
         """Return all Jobs of the Run that may be alive or have ended lately, in the order of the ledger: one call.
 
+        What is learned is kept in the ledger, unless not to `keep` it: looking must be possible for everybody.
         SlurmError where the queue cannot be read.
         """
         here = self.slurm.of_run(job_ledger.token_prefix(self.id), self.id, self.cluster.job_mark)
         records = job_ledger.read_ledger(self.run)
         found = [self._match(record, here) for record in records if not record.closed]
+        if not keep:
+            return found
         known = {queued.job_id for queued in found}
         found += [QueuedJob(self._adopt(job), job) for job in here if job.job_id not in known and job.alive]
         for queued in found:
@@ -101,7 +99,7 @@ class JobQueue:
         return QueuedJob(record, unknown(record.job_id, "squeue no longer names it", answered=not hidden))
 
     def _is(self, record: JobRecord, job: SlurmJob) -> bool:
-        """Tell whether a Job of the queue is the one of an entry: by its token, where the site leaves comments alone."""
+        """Tell whether a Job of the queue is that of an entry: by its token, where the site leaves comments alone."""
         if record.job_id not in (None, job.job_id) or record.user not in ("", job.user):
             return False
         if self.cluster.job_mark == "comment":
@@ -123,6 +121,30 @@ class JobQueue:
         )
 
     # Changing
+
+    def repoint(self, queued: QueuedJob, dependency: str) -> QueuedJob:
+        """Let a Job that waits wait for something else."""
+        if queued.record.dependency == dependency and queued.job.state == "pending":
+            return queued
+        self.slurm.update(queued.job_id, Dependency=dependency)
+        return replace(queued, record=job_ledger.keep(self.run, queued.record.but(dependency=dependency)))
+
+    def cancel(self, jobs: Iterable[QueuedJob]) -> list[str]:
+        """Cancel Jobs, dependants first, so that none starts because another has ended; return their ids."""
+        ids = [queued.job_id for queued in jobs if queued.record.job_id and queued.alive][::-1]
+        self.slurm.cancel(ids)
+        return ids
+
+
+class JobQueue(RunJobs):
+    """Submits Jobs of the Run, and keeps the chain in order."""
+
+    def __init__(self, run: Run, config: Config, cluster: Cluster, slurm: Slurm) -> None:
+        super().__init__(run, cluster, slurm)
+        self.config = config
+        self.exclusions: dict[str, Exclusion] = {}  # by Stage
+        self.save_seconds: float | None = None  # as measured; decides how early Jobs are warned
+        self.script_folder = run.snapshot / "sbatch"
 
     def submit(
         self,
@@ -176,25 +198,12 @@ class JobQueue:
             self.exclusions[stage] = choose_exclusion(self.slurm, flags, script, bad)
         return self.exclusions[stage].names
 
-    def repoint(self, queued: QueuedJob, dependency: str) -> QueuedJob:
-        """Let a Job that waits wait for something else."""
-        if queued.record.dependency == dependency and queued.job.state == "pending":
-            return queued
-        self.slurm.update(queued.job_id, Dependency=dependency)
-        return replace(queued, record=job_ledger.keep(self.run, queued.record.but(dependency=dependency)))
-
-    def cancel(self, jobs: Iterable[QueuedJob]) -> list[str]:
-        """Cancel Jobs, dependants first, so that none starts because another has ended; return their ids."""
-        ids = [queued.job_id for queued in jobs if queued.record.job_id and queued.alive][::-1]
-        self.slurm.cancel(ids)
-        return ids
-
     # The chain
 
     def ensure_successor(
         self, predecessor: str, since: float, slurm: Slurm | None = None, *, by: str = "", but: str = ""
     ) -> QueuedJob:
-        """Make sure that exactly one Job waits behind a pretrain Job, and that the rest of the chain waits for that one.
+        """Make sure that exactly one Job waits behind a pretrain Job, and the rest of the chain behind that one.
 
         One of the Run's own that waits already is adopted, whoever submitted it, except `but`; more than one are
         cancelled but the first. SlurmError where that could not be done.
