@@ -161,7 +161,7 @@ class Slurm:
         for look in (self._sacct, *([] if answered or len(missing) > 1 else [self._scontrol])) if missing else ():
             with suppress(SlurmError):
                 told = by_id(look(missing, max(0.5, until - time.monotonic())), missing)
-                # The database keeps as running what a controller has lost; squeue, where it answers, knows all that live.
+                # The database keeps as running what a controller lost; squeue, where it answers, knows all that live.
                 found |= {job_id: job for job_id, job in told.items() if job.ended or not answered}
                 break
         return {job_id: found.get(job_id) or unknown(job_id, why, answered) for job_id in ids}
