@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
 import shlex
-import signal
-import subprocess
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pipeline.slurm.environment import FOREIGN_NAMES, clean_environment
+from pipeline.slurm.environment import FOREIGN_NAMES
 from pipeline.slurm.errors import LOGIN_HINT, Answer, SlurmError, SlurmRefused, is_refusal, said_by
 from pipeline.slurm.jobs import (
+    CELL,
     COLUMNS,
     SACCT_COLUMNS,
     SlurmJob,
@@ -29,7 +26,7 @@ from pipeline.slurm.jobs import (
 )
 from pipeline.slurm.node_lists import expand_node_list
 from pipeline.slurm.priority import SPRIO_COLUMNS, SSHARE_COLUMNS, Priority, from_sprio, from_sshare
-from pipeline.slurm.states import ENDED, normal_state
+from pipeline.slurm.process import hear
 from pipeline.slurm.window import NODE_COLUMNS, PLANNED_COLUMNS
 
 # Through how many shells the prefix passes: none, one as `ssh` and `su -c` do, or two as `ssh login01 su - user -c`.
@@ -73,37 +70,13 @@ class Slurm:
 
     def ask(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> Answer:
         """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""
-        timeout = self.timeout if timeout is None else timeout
-        with _memory() as given, _memory() as output, _memory() as talk:
-            given.write((input or "").encode())
-            given.seek(0)
-            try:
-                process = subprocess.Popen(
-                    self.command(words), stdin=given, stdout=output, stderr=talk, env=clean_environment(),
-                    # A group of its own, to end what it starts too. A session, by which the way in cannot wait for a
-                    # password at our terminal, costs a busy Linux as much again as a third of sbatch.
-                    start_new_session=bool(self.prefix), process_group=None if self.prefix else 0,
-                )  # fmt: skip
-            except FileNotFoundError:
-                raise SlurmError(words, f"{self.command(words)[0]}: no such command here", LOGIN_HINT) from None
-            except (OSError, ValueError) as error:  # ValueError: a NUL in a word
-                raise SlurmError(words, str(error)) from None
-            code: int | None = None
-            with process:
-                try:
-                    _await_end(process.pid, timeout)
-                    code = process.wait(0)
-                except subprocess.TimeoutExpired:
-                    talk.write(f"\nno answer within {timeout:g} seconds".encode())
-                finally:
-                    if code is None:  # also on Ctrl-C: it, and what it has started
-                        with suppress(ProcessLookupError):
-                            os.killpg(process.pid, signal.SIGKILL)
-            texts = []
-            for file in (output, talk):
-                file.seek(0)
-                texts.append(file.read().decode("utf-8", "replace"))
-        return Answer(code, *texts)
+        run, timeout = self.command(words), self.timeout if timeout is None else timeout
+        try:
+            return hear(run, timeout, input or "", own_session=bool(self.prefix))
+        except FileNotFoundError:
+            raise SlurmError(words, f"{run[0]}: no such command here", LOGIN_HINT) from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a word
+            raise SlurmError(words, str(error)) from None
 
     def run(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> str:
         """Run a command and return its output; SlurmError where it fails or hangs."""
@@ -161,53 +134,58 @@ class Slurm:
         """
         wanted = set(tokens)
         found: dict[str, tuple[bool, int]] = {}
-        # The comment, the only free text, comes last: a `|` in it does no harm.
-        for line in self.run(["squeue", "--me", "-h", "--states=all", "-o", "%F|%T|%k"]).splitlines():
-            job_id, state, comment = [*line.split("|", 2), "", ""][:3]
-            if comment in wanted and job_id.isdecimal():
-                ended = normal_state(state) in ENDED
-                rank = (ended, -int(job_id) if ended else int(job_id))
-                found[comment] = min(found.get(comment, rank), rank)
-        return {token: str(abs(job_id)) for token, (_, job_id) in found.items()}
+        for whole, job in self._squeue(["--me"]):
+            rank = (job.gone, -int(whole) if job.gone else int(whole))
+            found[job.comment] = min(found.get(job.comment, rank), rank)
+        return {token: str(abs(number)) for token, (_, number) in found.items() if token in wanted}
 
     # Looking
 
     def jobs(self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = ()) -> dict[str, SlurmJob]:
-        """Return what is known of each Job: from squeue; of all those it has forgotten, from sacct, else from scontrol.
+        """Return what is known of each Job: from squeue; of those that it does not list, from sacct.
 
-        Three calls at most, for any number of Jobs. Of `settled` ones, which have left word of how they ended, it is
-        enough that squeue has forgotten them.
+        Two calls, for any number of Jobs; scontrol is only asked about a single one, and where squeue cannot be. Of
+        `settled` ones, which have left word of how they ended, it is enough that squeue has forgotten them.
         """
         ids = list(dict.fromkeys(ids))
         if not ids:
             return {}
         until, answered = time.monotonic() + timeout, True
         found: dict[str, SlurmJob] = {}
-        why = "neither squeue nor sacct nor scontrol knows it any more"
+        why = "neither squeue nor sacct knows it any more"
         try:
-            found = by_id(self._squeue(ids, timeout * 0.6), ids)
+            found = by_id(self._squeue(["-a", "-j", ",".join(ids)], timeout * 0.6), ids)
         except SlurmError as error:
             answered, why = False, f"{error.words[0]} does not answer: {error.answer.splitlines()[0]}"
         missing = [job_id for job_id in ids if job_id not in found and job_id not in settled]
-        for look in (self._sacct, self._scontrol) if missing else ():
+        for look in (self._sacct, *([] if answered or len(missing) > 1 else [self._scontrol])) if missing else ():
             with suppress(SlurmError):
-                found |= by_id(look(missing, max(0.5, until - time.monotonic())), missing)
+                told = by_id(look(missing, max(0.5, until - time.monotonic())), missing)
+                # The database keeps as running what a controller lost; squeue, where it answers, knows all that live.
+                found |= {job_id: job for job_id, job in told.items() if job.ended or not answered}
                 break
         return {job_id: found.get(job_id) or unknown(job_id, why, answered) for job_id in ids}
 
+    def with_comment(self, prefix: str, timeout: float | None = None) -> list[SlurmJob]:
+        """Return the Jobs of any user, in any state that squeue still shows, whose comments begin with `prefix`."""
+        return [job for _, job in self._squeue(["-a"], timeout) if job.comment.startswith(prefix)]
+
     def _sacct(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
-        words = ["sacct", "-n", "-X", "-P", "-j", ",".join(ids), "-o", SACCT_COLUMNS]
+        words = ["sacct", "-n", "-X", "-P", f"--delimiter={CELL}", "-j", ",".join(ids), "-o", SACCT_COLUMNS]
         return from_sacct(self.run(words, timeout))
 
     def _scontrol(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
-        """Ask for one Job, or for all that there are: it takes no list."""
-        return from_scontrol(self.run(["scontrol", "-o", "show", "job", *(ids if len(ids) == 1 else [])], timeout))
+        return from_scontrol(self.run(["scontrol", "-o", "show", "job", *ids], timeout))
 
-    def _squeue(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
-        words = ["squeue", "-h", "-a", "--states=all", "-j", ",".join(ids), "-O", COLUMNS]
+    def _squeue(self, which: Sequence[str], timeout: float | None = None) -> list[tuple[str, SlurmJob]]:
+        """List Jobs; SlurmError where squeue does not answer, or says what is no such list."""
+        words = ["squeue", *which, "--states=all", "-O", COLUMNS]
         answer = self.ask(words, timeout)
         if answer.code == 0:
-            return from_squeue(answer.output)
+            try:
+                return from_squeue(answer.output)
+            except ValueError as error:
+                raise SlurmError(words, f"{error}: {said_by(answer)[:200]}") from None
         if "Invalid job id" in answer.talk:  # what it says where it knows none of them
             return []
         raise SlurmError(words, said_by(answer))
@@ -322,27 +300,3 @@ def _job_id(answer: Answer) -> str | None:
         return None
     ids = [match[1] for line in answer.output.splitlines() if (match := JOB_ID.fullmatch(line.strip()))]
     return ids[0] if len(ids) == 1 else None
-
-
-def _memory() -> BinaryIO:
-    """Open a file that lies in memory.
-
-    No pipe: what ssh leaves behind to share its connection would keep one open for ever. None on a disk: making three
-    of them takes as long as sbatch.
-    """
-    return open(os.memfd_create("slurm"), "w+b")
-
-
-def _await_end(pid: int, timeout: float) -> None:
-    """Sleep until a child ends or its time is up; Popen.wait looks only every 50 ms, six times what sbatch takes."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:  # a kernel before 5.3, or a sandbox
-        deadline = time.monotonic() + timeout
-        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return
-    try:
-        select.select([handle], [], [], timeout)
-    finally:
-        os.close(handle)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-STATES = frozenset(
-    "pending running completing completed failed cancelled timeout node_fail preempted out_of_memory requeued "
-    "requeue_hold boot_fail deadline suspended".split()
-)
-LIVE = frozenset("pending running completing suspended requeued requeue_hold preempted".split())  # may run (again)
+# One table: a Job of any other state than those that ended may run, or come to run, whether we know its name or not.
+LIVE = frozenset("pending running completing suspended requeued requeue_hold".split())
 ENDED = frozenset("completed failed cancelled timeout node_fail preempted out_of_memory boot_fail deadline".split())
+STATES = LIVE | ENDED
 
 # Other spellings: squeue's short codes, states that last seconds, states of single sites.
 OTHER = {
@@ -20,8 +18,7 @@ OTHER = {
     "CF": "pending", "CONFIGURING": "pending", "RS": "running", "RESIZING": "running", "SI": "running",
     "SIGNALING": "running", "STOPPED": "suspended", "STAGE_OUT": "completing", "SO": "completing",
     "REQUEUE_FED": "requeued", "RF": "requeued", "SPECIAL_EXIT": "requeue_hold", "SE": "requeue_hold",
-    "RESV_DEL_HOLD": "requeue_hold", "RD": "requeue_hold", "REVOKED": "cancelled", "RV": "cancelled",
-    "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed",
+    "RESV_DEL_HOLD": "requeue_hold", "RD": "requeue_hold", "EXPEDITING": "requeued",
 }  # fmt: skip
 
 
