@@ -70,8 +70,6 @@ class HostEnd(Host):
             past,
             stage=self.stage,
             stop=self.run.stop.exists(),
-            next_queued=bool(following),
-            may_requeue=self.cluster.nodes_may_submit,
             tries=self.cluster.max_restarts_without_progress,
         )
         if decision.reason:
@@ -82,7 +80,7 @@ class HostEnd(Host):
             self._report()
         if decision.cancel_rest:
             self.cancel_rest()
-        if decision.action == "requeue":
+        if decision.action == "go_on" and not following:
             return self._go_on_by_requeue(decision)
         return decision.code
 
@@ -189,7 +187,7 @@ class HostEnd(Host):
         self.attempt(f"cancel {', '.join(leftovers)}", lambda: self.slurm.cancel(leftovers))
 
     def _go_on_by_requeue(self, decision: Decision) -> int:
-        if self.requeue():
+        if self.cluster.nodes_may_submit and self.requeue():
             self.event("requeue", reason=decision.reason)
             return EXIT_DONE
         print(f"{self.stage}: this Job could not be requeued. Go on with:\n  {command('resume', self.run.root)}")

@@ -102,7 +102,8 @@ def read_attempts(run: Run, stage: str, part: str = "") -> list[Attempt]:
             Attempt(
                 beginning.job_id, beginning.number, str(record.get("verdict", LOST)), str(record.get("reason", "")),
                 beginning.before, after, len(beginning.nodes) or 1, max(0.0, ended - beginning.time),
-                record.get("warned") == WARNED_EARLY, ended,
+                record.get("warned") == WARNED_EARLY, ended, blamed=record.get("nodes") or [],
+                sure=bool(record.get("sure", record.get("nodes"))), names=beginning.nodes,
             )
         )  # fmt: skip
     return attempts
@@ -118,6 +119,7 @@ def settle(run: Run, beginning: Beginning, verdict: dict[str, Any], warned: str 
     return Attempt(
         beginning.job_id, beginning.number, str(record["verdict"]), str(record["reason"]), beginning.before, after,
         len(beginning.nodes) or 1, time.time() - beginning.time, warned == WARNED_EARLY,
+        blamed=record.get("nodes") or [], sure=bool(record.get("sure", record.get("nodes"))), names=beginning.nodes,
     )  # fmt: skip
 
 
