@@ -164,17 +164,17 @@ def test_a_chain_that_is_resumed_is_not_held_against_what_was_mended(site: Site)
 def test_two_attempts_without_a_step_end_the_chain_and_give_both_reasons(site: Site) -> None:
     first = Script(site, "pretrain-1")
     first.begin()
-    first.says("crash", "rank 3: ValueError: one")
+    first.says("crash", "rank 3: ValueError: batch 1")
     assert first.end(1).returncode == 1
     assert site.by_name()["pretrain-2"]["state"] == "PENDING"
     site.set("pretrain-1", "FAILED")
     second = Script(site, "pretrain-2")
     assert second.begin().returncode == 0
-    second.says("crash", "rank 5: ValueError: two")
+    second.says("crash", "rank 5: ValueError: batch 2")
     ended = second.end(1)
     assert ended.returncode == 6
-    assert "ValueError: one" in ended.stderr
-    assert "ValueError: two" in ended.stderr
+    assert "ValueError: batch 1" in ended.stderr
+    assert "ValueError: batch 2" in ended.stderr
     assert site.by_name()["evaluate"]["state"] == "CANCELLED"
 
 
