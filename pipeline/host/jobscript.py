@@ -6,13 +6,19 @@ container cannot. Their exit codes become the script's.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.errors import EXIT_STORAGE, EXIT_USAGE, UserError
+from pipeline.errors import EXIT_DONE, EXIT_STORAGE, EXIT_USAGE, UserError
+from pipeline.host.allocation import write_allocation
 from pipeline.run.folder import Run
 from pipeline.run.records import read_record
 from pipeline.run.verdict import EXIT_CODES, await_owner, read_verdict, say, write_verdict
+
+if TYPE_CHECKING:
+    from pipeline.host.begin import HostBegin
 
 
 def local_end(run: Run, stage: str, job_id: str, number: int, exit_status: int) -> int:
@@ -24,6 +30,16 @@ def local_end(run: Run, stage: str, job_id: str, number: int, exit_status: int) 
         write_verdict(run, job_id, number, stage, record["verdict"], record["reason"], record["step"])
     run.warned(job_id, number).unlink(missing_ok=True)
     return EXIT_CODES[record["verdict"]]
+
+
+def _with_allocation(host: HostBegin) -> int:
+    """Begin; where the attempt may work, tell the batch shell about its allocation."""
+    code = host.begin()
+    if code == EXIT_DONE:
+        slurm = host.slurm if host.cluster.nodes_may_submit else None
+        attempt = (host.job_id, host.number)
+        write_allocation(host.run.allocation(*attempt), host.run.sinfo(*attempt), os.environ, slurm)
+    return code
 
 
 def main(argv: list[str]) -> int:
@@ -38,12 +54,12 @@ def main(argv: list[str]) -> int:
             from pipeline.host.evaluate import EvaluateBegin, EvaluateEnd
 
             if verb == "begin":
-                return EvaluateBegin(run, stage, job_id, number).begin()
+                return _with_allocation(EvaluateBegin(run, stage, job_id, number))
             return EvaluateEnd(run, stage, job_id, number).end(int(argv[5]))
         if verb == "begin":
             from pipeline.host.begin import HostBegin
 
-            return HostBegin(run, stage, job_id, number).begin()
+            return _with_allocation(HostBegin(run, stage, job_id, number))
         if argv[6] == "local":
             return local_end(run, stage, job_id, number, int(argv[5]))
         from pipeline.host.end import HostEnd

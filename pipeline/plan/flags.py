@@ -30,7 +30,7 @@ def sbatch_flags(
     flags = [
         f"--job-name={run.name}-{phase or stage}" + (f"-{segment}" if segment else ""),
         # What the script says before it opens its attempt's own log, and what Slurm itself says.
-        f"--output={_escape(str(run.logs))}/{stage}-{'%A_%a' if phase == ARRAY_PHASE else '%j'}.slurm.log",
+        f"--output={output_pattern(str(run.logs), stage, '%A_%a' if phase == ARRAY_PHASE else '%j')}",
         f"--chdir={run.root}",
         f"--nodes={config.pretrain.nodes if parallel else 1}",
         f"--ntasks-per-node={tasks}",
@@ -60,6 +60,12 @@ def signal_lead(cluster: Cluster, save_seconds: float | None) -> int:
     return max(cluster.signal_lead, round(SAVES * (save_seconds or 0)))
 
 
-def _escape(path: str) -> str:
-    """Keep sbatch from reading a % in a folder's name as one of its own."""
-    return path.replace("%", "%%")
+def output_pattern(logs: str, stage: str, job: str) -> str:
+    r"""Return --output for a Job's own log; `job` is sbatch's pattern for its number.
+
+    A % in a folder's name is doubled. A path that holds one backslash anywhere is taken literally, but for its
+    backslashes, of which the first of each pair is dropped: then the Jobs of a Stage append to one file.
+    """
+    if "\\" in logs:
+        return logs.replace("\\", "\\\\") + f"/{stage}.slurm.log"
+    return logs.replace("%", "%%") + f"/{stage}-{job}.slurm.log"

@@ -278,6 +278,10 @@ class Slurm:
         """Tell whether srun has an option: those of plugins are only there where the plugin is loaded."""
         return f"--{option}" in self.run(["srun", "--help"], 10)
 
+    def registered(self, node_list: str) -> str:
+        """Return what sinfo says of nodes, for preflight to compare with what is there; see slurm/gres.py."""
+        return self.run(["sinfo", "-n", node_list, "-o", "%20N %10c %10m %25f %G"], 10)
+
     def schedule(self) -> tuple[str, str, str]:
         """Return what sinfo, squeue (pending) and `scontrol show reservation` print; nothing where one fails."""
         texts = []
