@@ -13,6 +13,7 @@ from pipeline.cluster.schema import Cluster
 from pipeline.config.load import load_run_config
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
+from pipeline.host.allocation import nodes_of
 from pipeline.run.decision import Attempt
 from pipeline.run.folder import Run
 from pipeline.run.job_ledger import entry_of
@@ -21,12 +22,11 @@ from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError, SlurmRefused
 from pipeline.slurm.exclusion import own_exclude
 from pipeline.slurm.jobs import SlurmJob
-from pipeline.slurm.node_lists import expand_node_list
 from pipeline.submit.queue import JobQueue, QueuedJob
 from pipeline.submit.run_folder import read_cluster
 
 UPDATE_SECONDS = 20  # that a requeued Job may take to leave its nodes; before, Slurm changes nothing of it
-PATIENCE = 1800.0  # seconds that a question to Slurm is asked again, at most
+PATIENCE = 1500.0  # seconds that a question to Slurm is asked again, at most
 
 
 class Host:
@@ -58,10 +58,7 @@ class Host:
         return bad_nodes_of(self.run, self.cluster)
 
     def nodes(self) -> list[str]:
-        try:
-            return expand_node_list(os.environ.get("SLURM_JOB_NODELIST", ""))
-        except UserError:
-            return [os.environ.get("SLURMD_NODENAME") or os.uname().nodename]
+        return nodes_of(os.environ)
 
     def since_started(self, past: Sequence[Attempt]) -> list[Attempt]:
         """Return the attempts that count: those that ended after a person last started the chain.

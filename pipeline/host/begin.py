@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 
 from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_STOPPED
-from pipeline.files import write_text
 from pipeline.hints import command
+from pipeline.host.allocation import write_allocation
 from pipeline.host.attempt import PATIENCE
 from pipeline.host.lease import NOTHING_TO_DO, Leaseholder
 from pipeline.plan.flags import gpus_of, signal_lead
@@ -67,8 +66,10 @@ class HostBegin(Leaseholder):
             signal_lead=lead if lead is not None else signal_lead(self.cluster, None), dead=dead,
         )  # fmt: skip
         record.write(self.run.beginning(self.job_id, self.number))
-        text = f"PIPELINE_NODES={shlex.quote(','.join(nodes))}\n"
-        write_text(self.run.allocation(self.job_id, self.number), text, durable=False)
+        write_allocation(
+            self.run.allocation(self.job_id, self.number), self.run.sinfo(self.job_id, self.number), os.environ,
+            self.slurm if self.asks else None,
+        )  # fmt: skip
         return record
 
     def deadline(self) -> float:

@@ -52,7 +52,8 @@ def answer(verb: str, run: Run, stage: str, job_id: str, number: int, words: lis
     questions: dict[str, Callable[[], int]] = {
         "begin": lambda: Begin(run, stage, job_id, number).begin(),
         "end": lambda: End(run, stage, job_id, number).end(int(words[0])),
-        "rescue": lambda: End(run, stage, job_id, number).rescue(int(words[0])),
+        # 1 would say that there was no answer.
+        "rescue": lambda: End(run, stage, job_id, number).rescue(int(words[0])) or EXIT_DONE,
         "tend": lambda: End(run, stage, job_id, number).tend(),
     }
     return questions[verb]()

@@ -32,7 +32,7 @@ def job_flags(
     flags = {
         "job-name": job_name(run, phase or stage, run_id),
         # What the script says before it opens its attempt's own log, and what Slurm itself says.
-        "output": f"{_escape(str(run.logs))}/{stage}-{'%A_%a' if phase == ARRAY_PHASE else '%j'}.slurm.log",
+        "output": output_pattern(str(run.logs), stage, "%A_%a" if phase == ARRAY_PHASE else "%j"),
         "chdir": str(run.root),
         "nodes": str(config.pretrain.nodes if parallel else 1),
         "ntasks-per-node": str(tasks),
@@ -69,6 +69,12 @@ def signal_lead(cluster: Cluster, save_seconds: float | None) -> int:
     return max(cluster.signal_lead, round(SAVES * (save_seconds or 0)))
 
 
-def _escape(path: str) -> str:
-    """Keep sbatch from reading a % in a folder's name as one of its own; a backslash there would end all of them."""
-    return path.replace("%", "%%")
+def output_pattern(logs: str, stage: str, job: str) -> str:
+    r"""Return --output for a Job's own log; `job` is sbatch's pattern for its number.
+
+    A % in a folder's name is doubled. A path that holds one backslash anywhere is taken literally, but for its
+    backslashes, of which the first of each pair is dropped: then the Jobs of a Stage append to one file.
+    """
+    if "\\" in logs:
+        return logs.replace("\\", "\\\\") + f"/{stage}.slurm.log"
+    return logs.replace("%", "%%") + f"/{stage}-{job}.slurm.log"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.run.blame import Blame
+from pipeline.run.cause import cause_of
 from pipeline.run.decision import Attempt
 from pipeline.run.folder import Run
 from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord, number, read_record
@@ -147,17 +148,20 @@ def _as_attempt(one: AttemptRecords, following: AttemptRecords | None, now: int)
     return Attempt(
         one.job_id, one.number, verdict.verdict, verdict.reason, one.begin.step_at_start, at_end,
         len(one.begin.nodes) or 1, max(0.0, ended - one.begin.time), verdict.warned == WARNED_EARLY, ended,
-        cause=verdict.cause, blamed=list(verdict.nodes),
+        cause=verdict.cause, blamed=list(verdict.nodes), sure=verdict.sure, names=list(one.begin.nodes),
+        environment=one.begin.environment,
     )  # fmt: skip
 
 
 def settle(
     run: Run, begin: BeginRecord, said: SaidRecord, warned: str | None, *,
-    cause: str = "", nodes: Sequence[str] = (), units: int | None = None, ended: float | None = None,
+    blame: Blame | None = None, units: int | None = None, ended: float | None = None,
 ) -> VerdictRecord:  # fmt: skip
     """Write the verdict of an attempt: what was said of its end, and what only the host knows."""
+    blame = blame or Blame()
     verdict = VerdictRecord(
-        verdict=said.verdict, reason=said.reason, step=said.step, stage=begin.stage, cause=cause, nodes=list(nodes),
+        verdict=said.verdict, reason=said.reason, step=said.step, stage=begin.stage,
+        cause=cause_of(said.verdict, said.reason, begin.nodes), nodes=list(blame.nodes), sure=blame.sure,
         step_at_start=begin.step_at_start, step_at_end=progress(run, begin.stage, begin.part), warned=warned,
         units=units, began=said.began or begin.time, time=ended or said.time or time.time(),
         host=said.host or socket.gethostname(),
@@ -183,7 +187,7 @@ def settle_lost(run: Run, stage: str, now: str, number_: int, part: str = "") ->
             ended = number(account_of(run, one.job_id, one.number).get("until")) or one.begin.time
             reason = f"no process was left to say how it ended; it ran on {nodes or 'unknown nodes'}"
             said = SaidRecord(verdict=LOST, reason=reason)
-        settle(run, one.begin, said, None, cause=said.verdict, ended=ended)
+        settle(run, one.begin, said, None, ended=ended)
         run.warned(one.job_id, one.number).unlink(missing_ok=True)
         lost.append(one.begin)
     return lost

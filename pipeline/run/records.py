@@ -115,6 +115,7 @@ class VerdictRecord(FileRecord):
     stage: str | None = None
     cause: str = ""  # the same for what is the same fault, whatever nodes, numbers and times its reason names
     nodes: list[str] = []  # that are to blame
+    sure: bool = False  # other nodes of the attempt were looked at, and fine: the blame stands
     step_at_start: int | None = None
     step_at_end: int | None = None
     warned: str | None = None

@@ -170,6 +170,16 @@ class Slurm:
         """Return the Jobs of any user, in any state that squeue still shows, whose comments begin with `prefix`."""
         return [job for _, job in self._squeue(["-a"], timeout) if job.comment.startswith(prefix)]
 
+    def of_run(self, run_id: str, prefix: str, mark: str, users: Collection[str]) -> list[SlurmJob]:
+        """Return a Run's Jobs of these users, arrays as one; known by their comment or, where `mark` says so, by name."""
+        which = ["-a", "-u", ",".join(sorted(users))] if users else ["-a"]
+        rows = [
+            (whole, job)
+            for whole, job in self._squeue(which)
+            if (job.comment.startswith(prefix) if mark == "comment" else job.name.endswith(f"-{run_id}"))
+        ]
+        return list(by_id(rows, dict.fromkeys(whole for whole, _ in rows)).values())
+
     def _sacct(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
         words = ["sacct", "-n", "-X", "-P", f"--delimiter={CELL}", "-j", ",".join(ids), "-o", SACCT_COLUMNS]
         return from_sacct(self.run(words, timeout))
@@ -255,6 +265,10 @@ class Slurm:
     def srun_knows(self, option: str) -> bool:
         """Tell whether srun has an option: those of plugins are only there where the plugin is loaded."""
         return f"--{option}" in self.run(["srun", "--help"], 10)
+
+    def registered(self, node_list: str) -> str:
+        """Return what sinfo says of nodes, for preflight to compare with what is there; see slurm/gres.py."""
+        return self.run(["sinfo", "-n", node_list, "-o", "%20N %10c %10m %25f %G"], 10)
 
     def schedule(self) -> tuple[str, str, str]:
         """Return what sinfo, squeue (pending) and `scontrol show reservation` print; nothing where one fails."""

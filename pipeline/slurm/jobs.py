@@ -69,7 +69,12 @@ class SlurmJob:
     @property
     def gone(self) -> bool:
         """Tell whether Slurm answered, and the Job ended or nobody knows it any more."""
-        return self.ended or (self.source == "none" and self.answered)
+        return self.ended or self.forgotten
+
+    @property
+    def forgotten(self) -> bool:
+        """Tell whether Slurm answered and nobody knows it any more."""
+        return self.source == "none" and self.answered
 
     @property
     def alive(self) -> bool:

@@ -66,8 +66,11 @@ class RunJobs:
         What is learned is kept in the ledger, unless not to `keep` it: looking must be possible for everybody.
         SlurmError where the queue cannot be read.
         """
-        here = self.slurm.of_run(job_ledger.token_prefix(self.id), self.id, self.cluster.job_mark)
         records = job_ledger.read_ledger(self.run)
+        users = {record.user for record in records if record.user} | {job_ledger.this_user()}
+        here = self.slurm.of_run(
+            self.id, job_ledger.token_prefix(self.id), self.cluster.job_mark, users if "" not in users else ()
+        )
         found = [self._match(record, here) for record in records if not record.closed]
         if not keep:
             return found
