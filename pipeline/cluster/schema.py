@@ -179,6 +179,14 @@ class Cluster(Section):
         ),
     ] = []
     nodes_may_submit: Annotated[bool, Field(description="whether sbatch and scontrol may be called on nodes")] = True
+    kill_on_invalid_dep: Annotated[
+        bool,
+        Field(description="whether Slurm cancels a Job whose dependency can no longer come true; some sites forbid it"),
+    ] = True
+    job_mark: Annotated[
+        Literal["comment", "name"],
+        Field(description="by what a Job is known as ours; name: where the site rewrites comments"),
+    ] = "comment"
     confirm_gpu_hours: Annotated[
         float | None, Field(ge=0, le=1e9, description="GPU-hours of a Run from which on submit asks; null: never"), REAL
     ] = None

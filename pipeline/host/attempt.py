@@ -60,6 +60,10 @@ class Host:
     def nodes(self) -> list[str]:
         return nodes_of(os.environ)
 
+    def environment(self) -> str:
+        """Name the interpreter and the image that ranks run with; what one node can, all can with the same."""
+        return " ".join(filter(None, (self.cluster.python, self.cluster.image)))
+
     def since_started(self, past: Sequence[Attempt]) -> list[Attempt]:
         """Return the attempts that count: those that ended after a person last started the chain.
 

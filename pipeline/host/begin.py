@@ -15,7 +15,7 @@ from pipeline.plan.jobs import ALONE, NEEDS
 from pipeline.run.attempts import past_attempts, progress, settle, settle_lost
 from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, may_begin
-from pipeline.run.records import BeginRecord, SaidRecord
+from pipeline.run.records import BeginRecord, JobRecord, SaidRecord
 from pipeline.run.verdict import EXIT_CODES, Verdict
 from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError
@@ -64,6 +64,7 @@ class HostBegin(Leaseholder):
             job_id=self.job_id, number=self.number, stage=self.stage, part=self.part, nodes=nodes,
             step_at_start=progress(self.run, self.stage, self.part), time=time.time(), deadline=self.deadline(),
             signal_lead=lead if lead is not None else signal_lead(self.cluster, None), dead=dead,
+            environment=self.environment(),
         )  # fmt: skip
         record.write(self.run.beginning(self.job_id, self.number))
         write_allocation(
@@ -126,10 +127,12 @@ class HostBegin(Leaseholder):
             self.event("not begun", reason=told)
             return EXIT_STOPPED
         edge = f"afterok:{source.job_id},singleton" if needs == "tokenize" else f"afterany:{source.job_id}"
-        about = {"role": self.entry.role, "since": self.since}
-        again = self.patiently(
-            "wait for it", lambda: self.queue.submit(self.stage, edge, by=self.name, **about), time.time() + PATIENCE
-        )
+        role = self.entry.role
+
+        def submit() -> JobRecord:
+            return self.queue.submit(self.stage, edge, by=self.name, role=role, since=self.since)
+
+        again = self.patiently("wait for it", submit, time.time() + PATIENCE)
         if again is None:
             return EXIT_NOT_READY
         self.say(f"{told}; job {again.job_id} waits for job {source.job_id} in place of this one")

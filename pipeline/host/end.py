@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pipeline.errors import EXIT_DONE
 from pipeline.hints import command
@@ -13,12 +15,13 @@ from pipeline.host.lease import NOTHING_TO_DO, Leaseholder
 from pipeline.image.container_errors import container_failure
 from pipeline.plan.flags import signal_lead
 from pipeline.plan.jobs import STAGES
-from pipeline.run.attempts import past_attempts, progress, settle
+from pipeline.run.attempts import as_attempt, past_attempts, progress, settle
+from pipeline.run.blame import blame_of, review
 from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, after_attempt
 from pipeline.run.job_ledger import read_ledger
 from pipeline.run.owner import current
-from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord
+from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord, read_record
 from pipeline.run.verdict import EXIT_CODES, WARNED_EARLY, Verdict, await_owner, how_it_ended, said_of
 from pipeline.slurm.time_limits import time_seconds
 from pipeline.submit.queue import QueuedJob
@@ -46,15 +49,14 @@ class HostEnd(Leaseholder):
         await_owner(self.run, self.job_id, self.number, self.stage)
         begin = self.beginning()
         said = self.said(exit_status)
-        past = [
-            a
-            for a in past_attempts(self.run, self.stage, self.part)
-            if (a.job_id, a.number) != (self.job_id, self.number)
-        ]
-        verdict = self.settle(begin, said, self.warned(begin))
+        past = past_attempts(self.run, self.stage, self.part)
+        past = [attempt for attempt in past if (attempt.job_id, attempt.number) != (self.job_id, self.number)]
+        verdict = self.settle(begin, said, self.warned(begin), past)
+        last = as_attempt(begin, verdict)
+        withdrawn = self._review(last, past)
         decision = after_attempt(
-            self.as_attempt(begin, verdict), self.since_started(past), stage=self.stage, stop=self.run.stop.exists(),
-            tries=self.cluster.max_restarts_without_progress,
+            replace(last, blamed=[name for name in last.blamed if name not in withdrawn]), self.since_started(past),
+            stage=self.stage, stop=self.run.stop.exists(), tries=self.cluster.max_restarts_without_progress,
         )  # fmt: skip
         if decision.reason:
             self.say(decision.reason)
@@ -68,7 +70,7 @@ class HostEnd(Leaseholder):
         return decision.code
 
     def rescue(self, exit_status: int) -> int:
-        """See to it that the chain goes on where the job script ended before it could ask how: within the same bounds."""
+        """See to it that the chain goes on, within the same bounds, where the job script ended before it could ask."""
         if code := self.take_over():
             return EXIT_DONE if code == NOTHING_TO_DO else code
         begin = self.beginning()
@@ -96,23 +98,30 @@ class HostEnd(Leaseholder):
             step_at_start=progress(self.run, self.stage, self.part), time=time.time(),
         )  # fmt: skip
 
-    def as_attempt(self, begin: BeginRecord, verdict: VerdictRecord) -> Attempt:
-        return Attempt(
-            self.job_id, self.number, verdict.verdict, verdict.reason, begin.step_at_start,
-            verdict.step_at_end if verdict.step_at_end is not None else -1, len(begin.nodes) or 1,
-            time.time() - begin.time, verdict.warned == WARNED_EARLY, time.time(), cause=verdict.cause,
-            blamed=list(verdict.nodes),
-        )  # fmt: skip
-
     def settle(
-        self, begin: BeginRecord, said: SaidRecord, warned: str | None, units: int | None = None
+        self,
+        begin: BeginRecord,
+        said: SaidRecord,
+        warned: str | None,
+        past: Sequence[Attempt],
+        units: int | None = None,
     ) -> VerdictRecord:
-        """Write the verdict, and put the nodes that are to blame on the list."""
-        verdict = settle(self.run, begin, said, warned, nodes=said.nodes, units=units)
+        """Write the verdict, with the nodes that are to blame."""
+        report = read_record(self.run.preflight(self.job_id, self.number))
+        blame = blame_of(said.model_dump(), report, past, begin.environment)
+        verdict = settle(self.run, begin, said, warned, blame=blame, units=units)
         self.run.warned(self.job_id, self.number).unlink(missing_ok=True)
-        if verdict.nodes:
-            self._note_bad_nodes(verdict)
         return verdict
+
+    def _review(self, last: Attempt, past: Sequence[Attempt]) -> list[str]:
+        """Put the nodes that are to blame on the list; take back what this attempt shows to be no node's fault."""
+        blamed, withdrawn = review(last, past)
+        if withdrawn:
+            self.event("blame taken back", nodes=withdrawn, reason=last.reason)
+            self.try_or_say("take nodes off the list of bad ones", lambda: self.bad_nodes.withdraw(withdrawn))
+        if blamed:
+            self._note_bad_nodes(blamed, last.reason)
+        return [name for name in last.blamed if name not in blamed]
 
     def report(self) -> None:
         """Write report.html when the last Stage is complete; whichever Job that is."""
@@ -170,13 +179,10 @@ class HostEnd(Leaseholder):
         at = self.run.warned(self.job_id, self.number).stat().st_mtime  # a slow save may have followed
         return WARNED_EARLY if at < limit - lead - EARLY_SECONDS else "time limit"
 
-    def _note_bad_nodes(self, verdict: VerdictRecord) -> None:
-        nodes = list(verdict.nodes)
-        self.try_or_say(
-            "put nodes on the list of bad ones",
-            lambda: self.bad_nodes.add(nodes, verdict.reason, self.cluster.bad_node_hours, str(self.run.root)),
-        )
-        self.event("bad nodes", nodes=nodes, reason=verdict.reason)
+    def _note_bad_nodes(self, nodes: list[str], reason: str) -> None:
+        hours, run = self.cluster.bad_node_hours, str(self.run.root)
+        self.try_or_say("put nodes on the list", lambda: self.bad_nodes.add(nodes, reason, hours, run))
+        self.event("bad nodes", nodes=nodes, reason=reason)
         for queued in self.others():  # keep the Run's waiting Jobs off them
             names = ",".join(self.excluded(queued.record.stage))
             self.try_or_say(
@@ -187,7 +193,7 @@ class HostEnd(Leaseholder):
     # What goes on
 
     def _drop_successor(self) -> None:
-        """Training is complete: no Segment is needed any more. One that stays finds nothing to do and ends in a second."""
+        """Training is complete: no Segment is needed any more. One that stays finds nothing to do and ends at once."""
         if self.stage != "pretrain" or not self.asks:
             return
         segments = [queued for queued in self.others() if queued.is_chain("pretrain")]

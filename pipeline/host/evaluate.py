@@ -12,7 +12,7 @@ from pipeline.host.attempt import Host
 from pipeline.host.begin import HostBegin
 from pipeline.host.end import HostEnd
 from pipeline.host.lease import NOTHING_TO_DO
-from pipeline.run.attempts import all_attempts, past_attempts
+from pipeline.run.attempts import all_attempts, as_attempt, past_attempts
 from pipeline.run.complete import is_complete
 from pipeline.run.decision import FINAL, may_begin
 from pipeline.run.records import read_record, whole
@@ -58,7 +58,8 @@ class EvaluateEnd(HostEnd):
         if self.run.warned(self.job_id, self.number).is_file():
             early = begin.deadline is not None and time.time() < begin.deadline - 60
             warned = WARNED_EARLY if early else "time limit"
-        verdict = self.settle(begin, said, warned, units)
+        verdict = self.settle(begin, said, warned, past_attempts(self.run, self.stage), units)
+        self._review(as_attempt(begin, verdict), past_attempts(self.run, self.stage))
         if verdict.reason:
             self.say(verdict.reason)
         if verdict.verdict in FINAL or self.run.stop.exists():

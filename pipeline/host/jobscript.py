@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.errors import EXIT_STORAGE, EXIT_USAGE, UserError
+from pipeline.errors import EXIT_NOT_READY, EXIT_STORAGE, EXIT_USAGE, UserError
 from pipeline.run.attempts import settle
 from pipeline.run.folder import Run
 from pipeline.run.records import BeginRecord
@@ -43,20 +43,23 @@ def answer(verb: str, run: Run, stage: str, job_id: str, number: int, words: lis
     """Return the exit code for one question."""
     if verb == "end" and words[1] == "local":
         return local_end(run, stage, job_id, number, int(words[0]))
-    if stage == "evaluate":
-        from pipeline.host.evaluate import EvaluateBegin as Begin
-        from pipeline.host.evaluate import EvaluateEnd as End
-    else:
-        from pipeline.host.begin import HostBegin as Begin
-        from pipeline.host.end import HostEnd as End
+    from pipeline.host.begin import HostBegin
+    from pipeline.host.end import HostEnd
+    from pipeline.host.evaluate import EvaluateBegin, EvaluateEnd
+
+    Begin, End = (EvaluateBegin, EvaluateEnd) if stage == "evaluate" else (HostBegin, HostEnd)
     questions: dict[str, Callable[[], int]] = {
         "begin": lambda: Begin(run, stage, job_id, number).begin(),
         "end": lambda: End(run, stage, job_id, number).end(int(words[0])),
-        # 1 would say that there was no answer.
-        "rescue": lambda: End(run, stage, job_id, number).rescue(int(words[0])) or EXIT_DONE,
+        "rescue": lambda: _but_one(End(run, stage, job_id, number).rescue(int(words[0]))),
         "tend": lambda: End(run, stage, job_id, number).tend(),
     }
     return questions[verb]()
+
+
+def _but_one(code: int) -> int:
+    """Return another code in place of 1, which says that there was no answer."""
+    return EXIT_NOT_READY if code == DIED else code
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""The attempts of a Run: how each began and how it ended, from their folders; flat files of version 0.1.0 are read too."""
+"""The attempts of a Run: how each began and how it ended. The flat files of version 0.1.0 are read too."""
 
 from __future__ import annotations
 
@@ -141,15 +141,19 @@ def _as_attempt(one: AttemptRecords, following: AttemptRecords | None, now: int)
     assert one.begin is not None
     verdict = one.verdict or VerdictRecord(verdict=LOST)
     begun = following.begin if following else None
-    ended = verdict.time or (begun.time if begun else one.begin.time)
-    at_end = verdict.step_at_end
+    at_end, ended = verdict.step_at_end, verdict.time or (begun.time if begun else one.begin.time)
     if at_end is None:
         at_end = begun.step_at_start if begun else now
+    return as_attempt(one.begin, verdict.but(step_at_end=at_end, time=ended))
+
+
+def as_attempt(begin: BeginRecord, verdict: VerdictRecord) -> Attempt:
+    """Return an attempt that has ended as the rules see it."""
     return Attempt(
-        one.job_id, one.number, verdict.verdict, verdict.reason, one.begin.step_at_start, at_end,
-        len(one.begin.nodes) or 1, max(0.0, ended - one.begin.time), verdict.warned == WARNED_EARLY, ended,
-        cause=verdict.cause, blamed=list(verdict.nodes), sure=verdict.sure, names=list(one.begin.nodes),
-        environment=one.begin.environment,
+        begin.job_id, begin.number, verdict.verdict, verdict.reason, begin.step_at_start,
+        verdict.step_at_end if verdict.step_at_end is not None else -1, len(begin.nodes) or 1,
+        max(0.0, verdict.time - begin.time), verdict.warned == WARNED_EARLY, verdict.time, cause=verdict.cause,
+        blamed=list(verdict.nodes), sure=verdict.sure, names=list(begin.nodes), environment=begin.environment,
     )  # fmt: skip
 
 

@@ -226,10 +226,6 @@ class Run:
         """What Slurm has registered for the attempt's nodes, as `sinfo -o "%20N %10c %10m %25f %G"` prints it."""
         return self.attempt(job_id, attempt) / "sinfo"
 
-    def allocation(self, job_id: str, attempt: int) -> Path:
-        """What the batch shell sources when its attempt may begin: the names of its nodes."""
-        return self.root / "attempts" / f"{job_id}.{attempt}" / "allocation.env"
-
     def ledger(self, job_id: str, attempt: int) -> Path:
         """Where an attempt of pretrain writes what its time went into."""
         return self.attempt(job_id, attempt) / "time.json"

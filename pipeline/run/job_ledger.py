@@ -1,8 +1,8 @@
 """The Job ledger: one file for each Job at Slurm, `jobs/NNNNNN.json`, whoever submits it.
 
 A person's `submit`, an attempt that queues its successor and one that has checkpoints evaluated write here at the same
-time, on different machines. So each entry is a file of its own, whose number is taken by O_EXCL before sbatch is called;
-its token is in the Job's comment, by which a Job is found whose id was not heard.
+time, on different machines. So each entry is a file of its own, whose number is taken by O_EXCL before sbatch is
+called; its token is in the Job's comment, by which a Job is found whose id was not heard.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def entry_of(run: Run, job_id: str) -> JobRecord | None:
 def reserve(run: Run, **about: Any) -> JobRecord:
     """Make a new entry, under the next free number, without a job id yet."""
     run.job_records.mkdir(exist_ok=True)
-    number = max((int(path.stem) for path in run.job_records.glob("[0-9]*.json")), default=0)
-    for number in range(number + 1, number + TRIES):
+    last = max((int(path.stem) for path in run.job_records.glob("[0-9]*.json")), default=0)
+    for number in range(last + 1, last + TRIES):
         try:
             os.close(os.open(run.job_record(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except FileExistsError:

@@ -60,7 +60,7 @@ EXIT_CODES: dict[str, int] = {
     Verdict.OUT_OF_MEMORY: errors.EXIT_FAILED,
     Verdict.CRASH: errors.EXIT_FAILED,
 }
-OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: crash, the last of those
+OF_EXIT_CODE: dict[int, str] = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: crash, the last of those
 
 
 def say(text: str) -> None:

@@ -33,12 +33,20 @@ class BadNodes:
         for name in names:
             append_line(self.path, {"node": name, "reason": reason, "until": until, "run": run})
 
+    def withdraw(self, names: list[str]) -> None:
+        """Take nodes off the list again."""
+        for name in names:
+            append_line(self.path, {"node": name, "reason": "", "until": 0.0, "run": ""})
+
     def read(self, now: float | None = None) -> dict[str, BadNode]:
         """Return those that count now, by name."""
         found = {}
         for record in read_records(self.path):
             until = number(record.get("until")) or 0.0
-            if until > (now or time.time()) and isinstance(record.get("node"), str):
+            if not isinstance(record.get("node"), str):
+                continue
+            found.pop(record["node"], None)
+            if until > (now or time.time()):
                 node = BadNode(record["node"], str(record.get("reason", "")), until, str(record.get("run", "")))
                 found[node.name] = node
         return found

@@ -171,7 +171,7 @@ class Slurm:
         return [job for _, job in self._squeue(["-a"], timeout) if job.comment.startswith(prefix)]
 
     def of_run(self, run_id: str, prefix: str, mark: str, users: Collection[str]) -> list[SlurmJob]:
-        """Return a Run's Jobs of these users, arrays as one; known by their comment or, where `mark` says so, by name."""
+        """Return a Run's Jobs of these users, arrays as one; `mark` says what they are known by, comment or name."""
         which = ["-a", "-u", ",".join(sorted(users))] if users else ["-a"]
         rows = [
             (whole, job)

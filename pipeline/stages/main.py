@@ -251,7 +251,8 @@ def _record(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
     details: dict[str, object] = {"reason": reason} if reason else {}
     details |= {"nodes": list(nodes)} if nodes else {}
     details |= {"rank": attempt.rank} if attempt.world_size > 1 and failed else {}
-    kind = {COMPLETE: "complete", STOPPED: "stop"}.get(verdict, "failure")
+    kinds: dict[str, str] = {COMPLETE: "complete", STOPPED: "stop"}
+    kind = kinds.get(verdict, "failure")
     run.event(
         kind, stage=attempt.stage, job_id=attempt.job_id, attempt=attempt.number, verdict=verdict, step=step, **details
     )

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.run.decision import FINAL
 from pipeline.run.attempts import read_attempt
+from pipeline.run.decision import FINAL
 from pipeline.run.folder import Run
 from pipeline.run.job_ledger import read_ledger
 from pipeline.run.records import BeginRecord, JobRecord, VerdictRecord

@@ -126,7 +126,8 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console, i
     verdict = verdict_of(run, job.job_id, attempt) or how_it_ended(
         run, job.job_id, attempt, job.stage, process.returncode
     )
-    state = {COMPLETE: "completed", STOPPED: "stopped"}.get(verdict.verdict, "failed")
+    states: dict[str, str] = {COMPLETE: "completed", STOPPED: "stopped"}
+    state = states.get(verdict.verdict, "failed")
     reason = f"the time limit of {job.time} was reached" if timed_out else verdict.reason
     jobs.update(job, state=state, reason="" if state == "completed" else reason, ended=time.time(), process=None)
     if job.stage == "preflight" and is_lively(console):  # elsewhere its log has been shown
