@@ -184,11 +184,10 @@ class HostEnd(Leaseholder):
         self.try_or_say("put nodes on the list", lambda: self.bad_nodes.add(nodes, reason, hours, run))
         self.event("bad nodes", nodes=nodes, reason=reason)
         for queued in self.others():  # keep the Run's waiting Jobs off them
-            names = ",".join(self.excluded(queued.record.stage))
-            self.try_or_say(
-                f"keep job {queued.job_id} off {names}",
-                lambda queued=queued, names=names: self.slurm.update(queued.job_id, ExcNodeList=names),
-            )
+            self._keep_off(queued.job_id, ",".join(self.excluded(queued.record.stage)))
+
+    def _keep_off(self, job_id: str, names: str) -> None:
+        self.try_or_say(f"keep job {job_id} off {names}", lambda: self.slurm.update(job_id, ExcNodeList=names))
 
     # What goes on
 

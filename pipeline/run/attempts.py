@@ -130,7 +130,7 @@ def past_attempts(run: Run, stage: str, part: str = "") -> list[Attempt]:
     """
     records = [one for one in all_attempts(run, stage, part) if one.begin]
     attempts = []
-    for one, following in zip(records, [*records[1:], None], strict=True):
+    for one, following in zip(records, [*records[1:], None], strict=False):
         if one.verdict is None and following is None:
             continue  # it runs
         attempts.append(_as_attempt(one, following, progress(run, stage, part)))

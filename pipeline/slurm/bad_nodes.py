@@ -40,7 +40,7 @@ class BadNodes:
 
     def read(self, now: float | None = None) -> dict[str, BadNode]:
         """Return those that count now, by name."""
-        found = {}
+        found: dict[str, BadNode] = {}
         for record in read_records(self.path):
             until = number(record.get("until")) or 0.0
             if not isinstance(record.get("node"), str):

@@ -10,7 +10,7 @@ from private_slurm import PrivateSlurm
 from test_chain import Chain, folder
 
 from pipeline.files import read_json, read_lines
-from pipeline.run.attempts import read_beginnings
+from pipeline.run.attempts import all_attempts
 from pipeline.run.folder import Run
 
 __all__ = ["folder"]  # a fixture
@@ -78,6 +78,6 @@ def test_training_leaves_an_unfit_node_and_goes_on_elsewhere(slurm: PrivateSlurm
     job_id = chain.job("pretrain")
     unfit = read_json(chain.run.beginning(job_id, 0))["nodes"][1]
     assert read_json(chain.run.verdict(job_id, 0))["nodes"] == [unfit], chain.logs()
-    last = [beginning for beginning in read_beginnings(chain.run, "pretrain") if beginning.job_id == job_id][-1]
+    last = [beginning for beginning in all_attempts(chain.run, "pretrain") if beginning.job_id == job_id][-1]
     assert unfit not in last.nodes
     assert take_back(chain) == [unfit]

@@ -55,7 +55,7 @@ def test_no_more_bad_nodes_are_excluded_than_a_job_can_spare(slurm: PrivateSlurm
     bad = [BadNode(name, "ECC errors", float(age), "x") for age, name in enumerate(("n1", "n2"))]
 
     def excluded(*flags: str) -> list[str]:
-        return choose_exclusion(asked, ["--mem=100M", *flags], str(script), bad).names
+        return choose_exclusion(asked, {"mem": "100M"} | dict(flags), str(script), bad).names
 
     assert [excluded(f"--nodes={nodes}") for nodes in (1, 2, 3)] == [["n1", "n2"], ["n2"], []]
     assert excluded("--nodes=1", "--exclude=n3") == ["n2"]
