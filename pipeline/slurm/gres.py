@@ -1,7 +1,7 @@
 """GPUs as Slurm writes them: `gpu:h100:8(S:0-1),shard:16`.
 
-An item is `name[:type][:no_consume][:count]` (gres.conf); a type may begin with a digit, as 2080ti and 1g.10gb do, or be
-a number, as 3090 is. So the last part is the count where it is a number, and what stands before it the type.
+An item is `name[:type][:no_consume][:count]` (gres.conf); a type may begin with a digit, as 2080ti and 1g.10gb do, or
+be a number, as 3090 is. So the last part is the count where it is a number, and what stands before it the type.
 """
 
 from __future__ import annotations
