@@ -53,15 +53,23 @@ name_local_attempt() {
 is_settled() { [[ -e $run/attempts/$JOB_ID.$ATTEMPT/verdict.json || -e $run/attempts/$JOB_ID.$ATTEMPT.json ]]; }
 has_said() { [[ -e $run/attempts/$JOB_ID.$ATTEMPT/said.json ]] || is_settled; }
 
-# Ask on the host: ask VERB WORD… The container has no Slurm commands.
+# Ask on the host: ask VERB WORD… The container has no Slurm commands. Whatever hangs there, a file system or Slurm, ends
+# with 137. Not by `timeout`, which hands on the signals that a requeue sends and then kills what still has to speak.
 ask() {
-    # Whatever hangs there, a file system or Slurm, ends with 124 or 137.
-    timeout -k 10 "$HOST_SECONDS" \
-        "$PYTHON" -m pipeline.host.jobscript "$1" "$run" "$stage" "$JOB_ID" "$ATTEMPT" "${@:2}"
+    local asked started=$SECONDS pause=0.1
+    "$PYTHON" -m pipeline.host.jobscript "$1" "$run" "$stage" "$JOB_ID" "$ATTEMPT" "${@:2}" &
+    asked=$!
+    while kill -0 "$asked" 2>/dev/null; do
+        if ((SECONDS - started > HOST_SECONDS + 10)); then return 137; fi # not even SIGKILL reaches it
+        if ((SECONDS - started > HOST_SECONDS)); then kill -KILL "$asked" 2>/dev/null || true; fi
+        if ((SECONDS - started > 5)); then pause=1; fi
+        sleep "$pause" || true
+    done
+    wait "$asked"
 }
 
-# Tell an answer of the host's from its death: by an exception (1), by time (124), by a signal, or an interpreter that is
-# not there (126 and above).
+# Tell an answer of the host's from its death: by an exception (1), by a signal or time (137), or for want of an
+# interpreter (126, 127).
 is_answer() { [[ $1 =~ ^(0|[2-6]|75|100)$ ]]; }
 
 # End with an answer of the host's; 100: there is nothing to do.

@@ -72,13 +72,14 @@ GOLDEN_SLURM = """\
 # Written by plan, sourced by sbatch/pretrain.sbatch.
 SCHEDULER=slurm
 PYTHON=/usr/bin/python3
-PREFLIGHT=(srun --kill-on-bad-exit=1 --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpu-bind=cores \
---cpus-per-task=1 --overcommit bash /runs/golden/snapshot/sbatch/rank.sh /opt/env/bin/python -u)
+MAY_SUBMIT=1
+PREFLIGHT=(srun --kill-on-bad-exit=1 --overcommit --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpu-bind=cores \
+bash /runs/golden/snapshot/sbatch/rank.sh /opt/env/bin/python -u)
 TORCHRUN=(/opt/env/bin/python -m torch.distributed.run --max-restarts=0 --no-python \
 --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 --shutdown-timeout=600 --nproc-per-node=8)
 LAUNCH=(srun --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=cores \
---cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" bash /runs/golden/snapshot/sbatch/node.sh "${TORCHRUN[@]}" -- \
-/opt/env/bin/python -u)
+${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} bash /runs/golden/snapshot/sbatch/node.sh \
+"${TORCHRUN[@]}" -- /opt/env/bin/python -u)
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID \
 TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS PYTHONHOME
 export PYTHONPATH=/runs/golden/snapshot
@@ -178,7 +179,7 @@ def test_each_node_copies_the_image_first_where_the_cluster_has_a_place_for_it()
     files = plan_of(cluster=cluster, **TWO_NODES).files
     assert (
         "IMAGE_CACHE='/local/a b'\nCACHE_IMAGE=(srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=cores "
-        '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" /usr/bin/python3 -m pipeline.image.cache)\n'
+        '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} /usr/bin/python3 -m pipeline.image.cache)\n'
     ) in files["launch/pretrain.env"]
     assert "CACHE_IMAGE=(srun --nodes=1 --ntasks=1 " in files["launch/evaluate.env"]
     assert "--container-image=/images/train.sqsh" in files["launch/pretrain.env"]  # the script puts the copy there
@@ -227,6 +228,22 @@ def test_all_that_a_config_names_outside_the_run_is_mounted_read_only() -> None:
 def test_a_percent_sign_in_a_folder_is_no_pattern_of_sbatch() -> None:
     (output,) = [word for word in plan_of("/runs/100%j", cluster=SITE).jobs[1].command if word.startswith("--output")]
     assert output == "--output=/runs/100%%j/logs/pretrain-%j.slurm.log"
+
+
+def test_a_backslash_in_a_folder_keeps_its_log_though_sbatch_then_knows_no_pattern() -> None:
+    """Slurm drops one backslash of each pair, and takes every % of such a path as it is."""
+    for folder, written in ((r"/runs/a\b", r"/runs/a\\b"), ("/runs/100%\\", "/runs/100%\\\\")):
+        words = plan_of(folder, cluster=SITE).jobs[1].command
+        (output,) = [word for word in words if word.startswith("--output")]
+        assert output == f"--output={written}/logs/pretrain.slurm.log"
+
+
+@pytest.mark.parametrize(("cpus", "wanted"), [({}, []), ({"SLURM_CPUS_PER_TASK": "16"}, ["--cpus-per-task=16"])])
+def test_a_step_asks_for_cpus_only_where_its_job_did(cpus: dict[str, str], wanted: list[str]) -> None:
+    launch = plan_of(cluster=SITE, **TWO_NODES).files["launch/pretrain.env"]
+    words = ["bash", "-euc", 'eval "$1"; printf "%s\\n" "${LAUNCH[@]}" "${PREFLIGHT[@]}"', "bash", launch]
+    done = subprocess.run(words, env={"PATH": "/usr/bin:/bin"} | cpus, capture_output=True, text=True, check=True)
+    assert [word for word in done.stdout.split("\n") if word.startswith("--cpus")] == wanted
 
 
 def test_plan_is_json_and_computed_without_touching_the_disk(tmp_path: Path) -> None:

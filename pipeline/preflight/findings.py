@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline.config.preflight import PreflightConfig
 from pipeline.files import read_json
+from pipeline.preflight.granted import Granted
 from pipeline.preflight.nvidia_smi import Smi
 from pipeline.run.folder import Run
 from pipeline.units import size
@@ -53,6 +54,7 @@ class NodeRecord(BaseModel):
     boot_id: str = ""  # the same on two nodes: both are this one machine
     load: float | None = None
     cores: int | None = None
+    granted: Granted = Granted()
     memlock: int | None = None  # bytes; None: unlimited
     shm_free: int | None = None
     free_bytes: int | None = None
@@ -83,6 +85,7 @@ class RankRecord(BaseModel):
     pid: int
     launcher: int = 0
     device: str
+    cpus: str = ""  # that it may run on: a mask in hexadecimal digits
     variables: dict[str, str] = {}
 
     def __str__(self) -> str:

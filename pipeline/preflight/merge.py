@@ -8,7 +8,7 @@ from statistics import median, median_low
 from typing import Literal
 
 from pipeline.preflight.findings import AllReduce, Finding, NodeRecord, RankRecord, Report, Wanted, merge
-from pipeline.preflight.rules import node_findings
+from pipeline.preflight.rules import SMALL_STEP, node_findings
 
 PHASES = (
     "arrived", "looking around", "asking nvidia-smi", "importing torch", "looking at the GPUs", "looking for rank 0",
@@ -38,6 +38,7 @@ def judge(
         *_world(ranks, wanted),
         *_variables(ranks, wanted),
         *_loopback(nodes),
+        *_cpus(nodes, ranks),
         *_clocks(nodes, wanted),
         *_bandwidth(nodes, wanted, all_reduce),
     ]
@@ -131,7 +132,8 @@ def _world(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
 
 def _variables(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
     """Compare every rank's variables with the launch file, and those that it does not list with the other ranks'."""
-    remedy = "the image's /etc/environment or a node's profile changes it: name it in --container-env"
+    unlisted = "write it below env in the cluster file, so that every rank gets it"
+    changed = "Slurm's TaskProlog, a hook of Enroot or the image's start changes it on its way; have that removed"
     for name in sorted({name for rank in ranks for name in rank.variables} | set(wanted.variables)):
         usual, source = wanted.variables.get(name), "the launch file"
         if usual is None:
@@ -145,8 +147,9 @@ def _variables(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
         for rank in list(off.values())[: 1 if everywhere else None]:
             value = repr(rank.variables[name]) if name in rank.variables else "not set"
             cause = f"{name} is {value} on rank {rank.rank} ({rank.node}), and {usual!r} in {source}"
-            level: Literal["error", "warning"] = "error" if name in wanted.variables else "warning"
-            yield Finding(level, None if everywhere else rank.node, cause, remedy)
+            listed = name in wanted.variables
+            level: Literal["error", "warning"] = "error" if listed else "warning"
+            yield Finding(level, None if everywhere else rank.node, cause, changed if listed else unlisted)
 
 
 def _loopback(nodes: list[NodeRecord]) -> Iterator[Finding]:
@@ -154,10 +157,24 @@ def _loopback(nodes: list[NodeRecord]) -> Iterator[Finding]:
     if len({node.boot_id for node in nodes if node.boot_id}) < 2:
         return
     for node in nodes:
-        if node.master is not None and node.master.loopback:
+        if (
+            node.master is not None and node.master.loopback and node.rank != 0
+        ):  # rank 0 listens on all of its addresses
             cause = f"the name of rank 0, {node.master.name}, is a loopback address here: {node.master.addresses[0]}"
-            remedy = "remove that line of its /etc/hosts, or let MASTER_ADDR be an address of the nodes' network"
+            remedy = "remove that line of its /etc/hosts: the name must lead to an address of the nodes' network"
             yield Finding("error", node.node, cause, remedy)
+
+
+def _cpus(nodes: list[NodeRecord], ranks: list[RankRecord]) -> Iterator[Finding]:
+    """Find nodes whose ranks together may use less than half of the Job's CPUs; Slurm may count threads or cores."""
+    for node in nodes:
+        masks = [int(rank.cpus, 16) for rank in ranks if rank.node == node.node and rank.cpus]
+        union = 0
+        for mask in masks:
+            union |= mask
+        if masks and node.granted.cpus is not None and union.bit_count() * 2 < node.granted.cpus:
+            cause = f"its ranks may run on {union.bit_count()} CPUs, and the Job has {node.granted.cpus} there"
+            yield Finding("warning", node.node, cause, SMALL_STEP, site=True)
 
 
 def _clocks(nodes: list[NodeRecord], wanted: Wanted) -> Iterator[Finding]:

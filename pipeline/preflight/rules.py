@@ -12,6 +12,7 @@ from pipeline.slurm.gres import gpus_in
 from pipeline.units import size
 
 MODEL = re.compile(r"[a-z]{1,3}[0-9]{1,4}(?![a-z0-9])")  # of a GPU: h100, a100_1g.5gb, l40, gh200; no other word
+SMALL_STEP = "look at the srun options of the cluster file and the config: the step gets less than the Job has"
 BUSY_MIB = 1024  # what an idle driver holds is below that
 SHM_BYTES_PER_RANK = 128 << 20  # NCCL's guide gives a container of eight ranks 1 GB
 MEMLOCK_ERROR, MEMLOCK_WARNING = 64 << 20, 4 << 30  # InfiniBand's buffers are locked in memory
@@ -198,6 +199,14 @@ def _load(node: NodeRecord, wanted: Wanted) -> str | None:
     return f"load average {node.load:.1f} on {node.cores} cores before anything runs"
 
 
+def _memory(node: NodeRecord, wanted: Wanted) -> str | None:
+    """A site may keep some of the memory back, so half of it is the mark."""
+    has, limit = node.granted.memory, node.granted.limit
+    if has is None or limit is None or limit * 2 > has:
+        return None
+    return f"its processes may use {size(limit)} of memory, and the Job has {size(has)} there"
+
+
 DRAIN = "have the node drained and the GPU reset or replaced"
 RULES = [
     NodeRule("error", _error, "read the traceback in the log"),
@@ -223,5 +232,6 @@ RULES = [
     NodeRule(
         "error", _master, "have the name resolve to an address of the nodes' network, and the port opened in firewalls"
     ),
+    NodeRule("warning", _memory, SMALL_STEP, True),
     NodeRule("warning", _load, "see what runs there"),
 ]

@@ -19,6 +19,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import BadNodesError
 from pipeline.files import write_json
 from pipeline.preflight.findings import AllReduce, NodeRecord, RankRecord
+from pipeline.preflight.granted import affinity
 from pipeline.preflight.node import (
     ask_driver,
     connect,
@@ -161,6 +162,7 @@ class Checkup:
             pid=self.me.pid,
             launcher=self.me.launcher,
             device=f"GPU {uuid}" if uuid else f"{'cuda' if self.me.cuda else 'cpu'}:{self.local_rank}",
+            cpus=affinity(),
             variables=own_variables(),
         )
 
