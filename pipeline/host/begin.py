@@ -34,7 +34,7 @@ class HostBegin(Leaseholder):
         early = may_begin([], complete=is_complete(self.run, self.config, self.stage), stop=self.run.stop.exists())
         if early.action != "go":
             return self.refuse(early)
-        if (needs := NEEDS.get(self.stage)) and not is_complete(self.run, self.config, needs):
+        if (needs := self.needs()) and not is_complete(self.run, self.config, needs):
             return self.wait_for_input(needs)
         image_of(self.run, self.cluster)  # an error where the file is another one than the Run was made with
         if code := self.avoid_bad_nodes(self.nodes()):
@@ -55,6 +55,11 @@ class HostBegin(Leaseholder):
         if self.stage == "pretrain":
             self.queue_successor()
         return EXIT_DONE
+
+    def needs(self) -> str | None:
+        """Return the Stage that must be complete: all training, unless a person has asked for what is there now."""
+        on_demand = self.stage != "pretrain" and self.entry is not None and self.entry.role == "alone"
+        return None if on_demand else NEEDS.get(self.stage)
 
     def note_beginning(self, *, dead: list[str] | None = None) -> BeginRecord:
         """Write down what this attempt begins with, and what its script is to know of the nodes."""

@@ -54,7 +54,8 @@ class JobRecord(FileRecord):
     number: int = 0
     stage: str
     phase: str = ""  # of tokenize, where it is cut into several Jobs
-    role: Literal["chain", "beside"] = "chain"  # beside: evaluates checkpoints while training goes on
+    # beside: evaluates checkpoints while training goes on; alone: a person asked for this Stage, of what is there now
+    role: Literal["chain", "beside", "alone"] = "chain"
     segment: int = 0  # 1, 2, … where Segments are queued beforehand
     tasks: int = 1  # of a Job array
     token: str = ""

@@ -15,7 +15,7 @@ from pipeline.evaluation.backfill import Backfill
 from pipeline.hints import command
 from pipeline.image.container import check_pyxis
 from pipeline.plan.flags import TOKENIZE_PHASES, Flags, array_range
-from pipeline.plan.jobs import Job, Plan
+from pipeline.plan.jobs import ALONE, Job, Plan
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
 from pipeline.run.records import JobRecord
@@ -23,7 +23,7 @@ from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.options import option_words
 from pipeline.slurm.time_limits import time_seconds
-from pipeline.submit.queue import JobQueue, QueuedJob
+from pipeline.submit.queue import FOLLOWERS, JobQueue, QueuedJob
 from pipeline.submit.run_folder import PROJECT
 
 
@@ -38,6 +38,8 @@ class Submission:
         if not run.snapshot.is_dir():  # --test, before there is a Run
             self.queue.script_folder = PROJECT / "sbatch"
         self.is_new = is_new  # the Run has its id from this very process: the queue cannot hold a Job of it
+        stages = {job.stage for job in plan.jobs}
+        self.role = "alone" if stages <= {*FOLLOWERS} or stages <= {*ALONE} else "chain"
         self.ids: dict[str, str] = {}  # name in the Plan -> id of the Jobs that later ones may depend on
         self.since = time.time()
 
@@ -48,7 +50,7 @@ class Submission:
         wanted = self._wanted(alive)
         submitted = []
         for job in self.plan.jobs:
-            living = [queued for queued in alive if _does(queued, job)]
+            living = [queued for queued in alive if _does(queued, job, self.role)]
             if living:
                 self._adopt(job, living, told)
             elif job in wanted:
@@ -109,7 +111,7 @@ class Submission:
             flags["array"] = array_range(tasks, self.config.tokenize.max_running_tasks)
         record = self.queue.submit(
             job.stage, self._dependency(job), phase=job.phase, flags=flags, segment=job.segment, tasks=tasks,
-            since=self.since,
+            since=self.since, role=self.role,
         )  # fmt: skip
         self.ids[job.name] = str(record.job_id)
         return record
@@ -144,9 +146,10 @@ class Submission:
         return ",".join(edges)
 
 
-def _does(queued: QueuedJob, job: Job) -> bool:
+def _does(queued: QueuedJob, job: Job, role: str) -> bool:
     """Tell whether a Job at Slurm does what one of the Plan is to do."""
-    if not queued.is_chain(job.stage) or queued.record.phase != job.phase:
+    record = queued.record
+    if record.stage != job.stage or record.phase != job.phase or record.role not in ("chain", role):
         return False
     return not job.segment or queued.record.segment in (0, job.segment)
 
