@@ -16,7 +16,7 @@ from fakes import Fake, calls
 
 from pipeline.errors import EXIT_NOT_READY, EXIT_USAGE, UserError
 from pipeline.slurm.commands import Slurm
-from pipeline.slurm.errors import SlurmError, SlurmRefused
+from pipeline.slurm.errors import SlurmError, SlurmFull, SlurmRefused
 from pipeline.slurm.jobs import COLUMNS, SACCT_COLUMNS, SlurmJob, from_squeue
 from pipeline.slurm.node_lists import expand_node_list
 from pipeline.slurm.states import ENDED, LIVE, explain_reason, normal_state
@@ -134,13 +134,68 @@ REFUSALS = {
     "Batch job submission failed: Invalid account or account/partition combination specified": "`sinfo -s`",
     "Batch job submission failed: Invalid generic resource (gres) specification": "gpus_per_node, gpu_type or gpu_flag",
     "Batch job submission failed: Requested node configuration is not available": "ask for less",
-    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit)": "qos",
+    "QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
+    "limit, user's size and/or time limits)": "mend qos",
+    "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)": "lower the stage's",
+    "Batch job submission failed: Invalid feature specification": "",
+    "Batch job submission failed: Invalid qos specification": "sacctmgr show qos",
+    "Batch job submission failed: Job dependency problem": "",
+    "Invalid --time specification": "",
+    "Unable to open file /x.sbatch": "",
 }
+
+
+# Of Slurm's own texts and of those that sites and the machines between them add.
+PASSING = [
+    "Slurm job queue full, sleeping and retrying\nsbatch: error: Batch job submission failed: MaxJobCount limit reached",
+    "Slurm temporarily unable to accept job, sleeping and retrying",
+    "Batch job submission failed: Authentication credential expired",
+    "Batch job submission failed: Job credential expired",
+    "Batch job submission failed: Protocol authentication error",
+    "Batch job submission failed: Invalid authentication credential",
+    "Batch job submission failed: Unable to contact slurm controller (connect failure)",
+    "Batch job submission failed: Rate limit exceeded, please retry momentarily",
+    "Batch job submission failed: Required partition not available (inactive or drain)",
+    "Batch job submission failed: System submissions disabled",
+    "Batch job submission failed: I/O error writing script/environment to file",
+    "Batch job submission failed: Invalid user id",
+    "Batch job submission failed: Unspecified error",
+    "Batch job submission failed: A sentence of a Slurm that is yet to come",
+    "Munge encode failed: Failed to connect to munged",
+    "cli_filter plugin terminated with error",
+    "lua: the budget service does not answer",
+    "getcwd failed: Stale file handle",
+]
+
+
+@pytest.mark.parametrize("text", PASSING)
+def test_what_may_pass_is_tried_again_and_is_no_final_word(fake: Fake, text: str) -> None:
+    fake("sbatch", f"[[ -e tried ]] && {{ echo 12; exit; }}; touch tried; printf 'sbatch: error: {text}\n' >&2; exit 1")
+    fake("squeue", squeue_of())
+    assert SLURM.submit([], "x.sbatch", [], "token") == "12"
+    fake("sbatch", f"printf 'sbatch: error: {text}\n' >&2; exit 1")
+    with pytest.raises(SlurmError) as error:
+        SLURM.submit([], "x.sbatch", [], "token")
+    assert error.value.exit_code == EXIT_NOT_READY
+    assert not isinstance(error.value, SlurmRefused)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ["QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "AssocGrpSubmitJobsLimit", "QOSGrpSubmitJobsLimit", ""],
+)
+def test_a_submit_limit_is_said_at_once_and_passes(fake: Fake, limit: str) -> None:
+    violates = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    fake("sbatch", f"""printf "sbatch: error: {limit}\nsbatch: error: {violates}\n" >&2; exit 1""")
+    with pytest.raises(SlurmFull, match="how many Jobs") as error:
+        SLURM.submit([], "x.sbatch", [], "token")
+    assert error.value.exit_code == EXIT_NOT_READY
+    assert len(calls("sbatch")) == 1
 
 
 @pytest.mark.parametrize("text", REFUSALS)
 def test_a_refusal_is_final_and_comes_with_command_text_and_remedy(fake: Fake, text: str) -> None:
-    fake("sbatch", f"echo 'sbatch: error: {text}' >&2; exit 1")
+    fake("sbatch", f'echo "sbatch: error: {text}" >&2; exit 1')
     with pytest.raises(SlurmRefused) as error:
         SLURM.submit(["--gres=gpu:h100:8"], "x.sbatch", [], "token")
     message = str(error.value)

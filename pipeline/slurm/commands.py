@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pipeline.slurm.environment import FOREIGN_NAMES
-from pipeline.slurm.errors import LOGIN_HINT, Answer, SlurmError, SlurmRefused, is_refusal, said_by
+from pipeline.slurm.errors import LOGIN_HINT, Answer, SlurmError, SlurmFull, SlurmRefused, is_full, is_refusal, said_by
 from pipeline.slurm.jobs import (
     CELL,
     COLUMNS,
@@ -103,8 +103,8 @@ class Slurm:
             job_id = _job_id(answer)
             if job_id is not None:
                 return job_id
-            if is_refusal(answer):
-                raise SlurmRefused(words, answer.talk)
+            if is_full(answer) or is_refusal(answer):
+                raise (SlurmFull if is_full(answer) else SlurmRefused)(words, answer.talk)
             time.sleep(pause or 0)
             try:
                 found = self.find([token]).get(token)
