@@ -15,6 +15,7 @@ PHASES = (
     "waiting for rank 0's word", "waiting for the others", "joining the process group", "all-reduce", "done",
 )  # fmt: skip
 SLOW_FACTOR = 2.0  # below the median of the nodes' own all-reduce
+DRAIN = "have the node drained and looked at"
 ONE_LAUNCHER = (
     "start one launcher per node (srun --ntasks-per-node=1 torchrun …), or one rank per task without torchrun"
 )
@@ -54,8 +55,7 @@ def judge_hang(nodes: list[NodeRecord], wanted: Wanted, doing: str) -> Report:
     missing = list(_missing(nodes, [], wanted))
     limit = f"within {wanted.limits.timeout:g} s"
     findings = missing + [
-        Finding("error", node.node, f"got no further {limit} than: {node.doing}", "have the node drained and looked at")
-        for node in behind
+        Finding("error", node.node, f"got no further {limit} than: {node.doing}", DRAIN, "absent") for node in behind
     ]
     if not findings:
         cause = f"all nodes wait {limit} in: {doing}"
@@ -70,7 +70,7 @@ def _missing(nodes: list[NodeRecord], ranks: list[RankRecord], wanted: Wanted) -
         if name not in here:
             cause = f"did not arrive {limit}: no file of it in the Run's folder"
             remedy = "look at its slurmd, at the container's start in the log, and whether it mounts the Run's folder"
-            yield Finding("error", name, cause, remedy)
+            yield Finding("error", name, cause, remedy, "absent")
     if not ranks:
         return
     present = {rank.rank for rank in ranks}
@@ -78,7 +78,7 @@ def _missing(nodes: list[NodeRecord], ranks: list[RankRecord], wanted: Wanted) -
         absent = sorted(set(range(node.rank, node.rank + wanted.nproc_per_node)) - present)
         if absent and node.ready and not (node.master and node.master.error):
             cause = f"did not hear of rank {', '.join(map(str, absent))} {limit}"
-            yield Finding("error", node.node, cause, "read what those ranks say in the log")
+            yield Finding("error", node.node, cause, "read what those ranks say in the log", "absent")
     if not wanted.nodes and len(here) * wanted.nproc_per_node < wanted.world_size:
         absent = sorted(set(range(wanted.world_size)) - present)
         cause = f"{len(absent)} of {wanted.world_size} ranks did not arrive {limit}: {', '.join(map(str, absent[:20]))}"
@@ -131,7 +131,7 @@ def _world(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
 
 def _variables(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
     """Compare every rank's variables with the launch file, and those that it does not list with the other ranks'."""
-    remedy = "the image's /etc/environment or a node's profile changes it: name it in --container-env"
+    remedy = "the image or that node's profile changes it: mend that, or write it below env in the cluster file"
     for name in sorted({name for rank in ranks for name in rank.variables} | set(wanted.variables)):
         usual, source = wanted.variables.get(name), "the launch file"
         if usual is None:
@@ -146,7 +146,7 @@ def _variables(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
             value = repr(rank.variables[name]) if name in rank.variables else "not set"
             cause = f"{name} is {value} on rank {rank.rank} ({rank.node}), and {usual!r} in {source}"
             level: Literal["error", "warning"] = "error" if name in wanted.variables else "warning"
-            yield Finding(level, None if everywhere else rank.node, cause, remedy)
+            yield Finding(level, None if everywhere else rank.node, cause, remedy, "profile")
 
 
 def _loopback(nodes: list[NodeRecord]) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ def _loopback(nodes: list[NodeRecord]) -> Iterator[Finding]:
         if node.master is not None and node.master.loopback:
             cause = f"the name of rank 0, {node.master.name}, is a loopback address here: {node.master.addresses[0]}"
             remedy = "remove that line of its /etc/hosts, or let MASTER_ADDR be an address of the nodes' network"
-            yield Finding("error", node.node, cause, remedy)
+            yield Finding("error", node.node, cause, remedy, "names")
 
 
 def _clocks(nodes: list[NodeRecord], wanted: Wanted) -> Iterator[Finding]:
@@ -173,11 +173,11 @@ def _clocks(nodes: list[NodeRecord], wanted: Wanted) -> Iterator[Finding]:
         apart = abs(told[0][1] - told[1][1])
         wrong = [node for node, _ in told if node.file_skew is not None and abs(node.file_skew) > limit]
         cause = f"the clocks of {told[0][0].node} and {told[1][0].node} are {apart:.1f} s apart"
-        yield Finding("error", wrong[0].node if len(wrong) == 1 else None, cause, remedy)
+        yield Finding("error", wrong[0].node if len(wrong) == 1 else None, cause, remedy, "clock")
         return
     for node, skew in off:
         cause = f"its clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the other nodes'"
-        yield Finding("error", node.node, cause, remedy)
+        yield Finding("error", node.node, cause, remedy, "clock")
 
 
 def _bandwidth(nodes: list[NodeRecord], wanted: Wanted, all_reduce: AllReduce | None) -> Iterator[Finding]:
@@ -188,7 +188,8 @@ def _bandwidth(nodes: list[NodeRecord], wanted: Wanted, all_reduce: AllReduce | 
     slow = [(node, rate) for node, rate in rates if len(rates) > 1 and rate * SLOW_FACTOR < middle]
     for node, rate in slow:
         cause = f"an all-reduce between its own ranks makes {rate:.2f} GB/s, the median of all nodes is {middle:.2f}"
-        yield Finding("error" if too_slow else "warning", node.node, cause, "have the links between its GPUs looked at")
+        level: Literal["error", "warning"] = "error" if too_slow else "warning"
+        yield Finding(level, node.node, cause, "have the links between its GPUs looked at", "slow")
     if too_slow and all_reduce is not None:
         cause = f"the all-reduce makes {all_reduce.bus_gbps:.2f} GB/s, preflight.min_bus_gbps is {floor:g}"
         remedy = "look at the transport that NCCL_DEBUG=INFO tells, and try halves of the nodes with sbatch -w"
