@@ -15,6 +15,7 @@ PHASES = (
     "waiting for rank 0's word", "waiting for the others", "joining the process group", "all-reduce", "done",
 )  # fmt: skip
 SLOW_FACTOR = 2.0  # below the median of the nodes' own all-reduce
+DRAIN = "have the node drained and looked at"
 ONE_LAUNCHER = (
     "start one launcher per node (srun --ntasks-per-node=1 torchrun …), or one rank per task without torchrun"
 )
@@ -55,8 +56,7 @@ def judge_hang(nodes: list[NodeRecord], wanted: Wanted, doing: str) -> Report:
     missing = list(_missing(nodes, [], wanted))
     limit = f"within {wanted.limits.timeout:g} s"
     findings = missing + [
-        Finding("error", node.node, f"got no further {limit} than: {node.doing}", "have the node drained and looked at")
-        for node in behind
+        Finding("error", node.node, f"got no further {limit} than: {node.doing}", DRAIN, "absent") for node in behind
     ]
     if not findings:
         cause = f"all nodes wait {limit} in: {doing}"
@@ -71,7 +71,7 @@ def _missing(nodes: list[NodeRecord], ranks: list[RankRecord], wanted: Wanted) -
         if name not in here:
             cause = f"did not arrive {limit}: no file of it in the Run's folder"
             remedy = "look at its slurmd, at the container's start in the log, and whether it mounts the Run's folder"
-            yield Finding("error", name, cause, remedy)
+            yield Finding("error", name, cause, remedy, "absent")
     if not ranks:
         return
     present = {rank.rank for rank in ranks}
@@ -79,7 +79,7 @@ def _missing(nodes: list[NodeRecord], ranks: list[RankRecord], wanted: Wanted) -
         absent = sorted(set(range(node.rank, node.rank + wanted.nproc_per_node)) - present)
         if absent and node.ready and not (node.master and node.master.error):
             cause = f"did not hear of rank {', '.join(map(str, absent))} {limit}"
-            yield Finding("error", node.node, cause, "read what those ranks say in the log")
+            yield Finding("error", node.node, cause, "read what those ranks say in the log", "absent")
     if not wanted.nodes and len(here) * wanted.nproc_per_node < wanted.world_size:
         absent = sorted(set(range(wanted.world_size)) - present)
         cause = f"{len(absent)} of {wanted.world_size} ranks did not arrive {limit}: {', '.join(map(str, absent[:20]))}"
@@ -149,7 +149,7 @@ def _variables(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
             cause = f"{name} is {value} on rank {rank.rank} ({rank.node}), and {usual!r} in {source}"
             listed = name in wanted.variables
             level: Literal["error", "warning"] = "error" if listed else "warning"
-            yield Finding(level, None if everywhere else rank.node, cause, changed if listed else unlisted)
+            yield Finding(level, None if everywhere else rank.node, cause, changed if listed else unlisted, "profile")
 
 
 def _loopback(nodes: list[NodeRecord]) -> Iterator[Finding]:
@@ -162,7 +162,7 @@ def _loopback(nodes: list[NodeRecord]) -> Iterator[Finding]:
         ):  # rank 0 listens on all of its addresses
             cause = f"the name of rank 0, {node.master.name}, is a loopback address here: {node.master.addresses[0]}"
             remedy = "remove that line of its /etc/hosts: the name must lead to an address of the nodes' network"
-            yield Finding("error", node.node, cause, remedy)
+            yield Finding("error", node.node, cause, remedy, "names")
 
 
 def _cpus(nodes: list[NodeRecord], ranks: list[RankRecord]) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def _cpus(nodes: list[NodeRecord], ranks: list[RankRecord]) -> Iterator[Finding]
             union |= mask
         if masks and node.granted.cpus is not None and union.bit_count() * 2 < node.granted.cpus:
             cause = f"its ranks may run on {union.bit_count()} CPUs, and the Job has {node.granted.cpus} there"
-            yield Finding("warning", node.node, cause, SMALL_STEP, site=True)
+            yield Finding("warning", node.node, cause, SMALL_STEP)
 
 
 def _clocks(nodes: list[NodeRecord], wanted: Wanted) -> Iterator[Finding]:
@@ -190,11 +190,11 @@ def _clocks(nodes: list[NodeRecord], wanted: Wanted) -> Iterator[Finding]:
         apart = abs(told[0][1] - told[1][1])
         wrong = [node for node, _ in told if node.file_skew is not None and abs(node.file_skew) > limit]
         cause = f"the clocks of {told[0][0].node} and {told[1][0].node} are {apart:.1f} s apart"
-        yield Finding("error", wrong[0].node if len(wrong) == 1 else None, cause, remedy)
+        yield Finding("error", wrong[0].node if len(wrong) == 1 else None, cause, remedy, "clock")
         return
     for node, skew in off:
         cause = f"its clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the other nodes'"
-        yield Finding("error", node.node, cause, remedy)
+        yield Finding("error", node.node, cause, remedy, "clock")
 
 
 def _bandwidth(nodes: list[NodeRecord], wanted: Wanted, all_reduce: AllReduce | None) -> Iterator[Finding]:
@@ -205,7 +205,8 @@ def _bandwidth(nodes: list[NodeRecord], wanted: Wanted, all_reduce: AllReduce | 
     slow = [(node, rate) for node, rate in rates if len(rates) > 1 and rate * SLOW_FACTOR < middle]
     for node, rate in slow:
         cause = f"an all-reduce between its own ranks makes {rate:.2f} GB/s, the median of all nodes is {middle:.2f}"
-        yield Finding("error" if too_slow else "warning", node.node, cause, "have the links between its GPUs looked at")
+        level: Literal["error", "warning"] = "error" if too_slow else "warning"
+        yield Finding(level, node.node, cause, "have the links between its GPUs looked at", "slow")
     if too_slow and all_reduce is not None:
         cause = f"the all-reduce makes {all_reduce.bus_gbps:.2f} GB/s, preflight.min_bus_gbps is {floor:g}"
         remedy = "look at the transport that NCCL_DEBUG=INFO tells, and try halves of the nodes with sbatch -w"

@@ -27,6 +27,7 @@ KINDS = {
     "names": "host names that it resolves to nothing, or to itself",
     "route": "no way to rank 0",
     "slow": "links between its GPUs that are slower than the others'",
+    "profile": "a variable that something on the node changes",
     "launch": "Slurm could not start a task there",
 }
 
@@ -48,7 +49,7 @@ class Blame:
 
 
 def blamed_nodes(faults: Iterable[Fault], looked_at: Collection[str], *, fine_before: bool = False) -> list[str]:
-    """Return the nodes to blame, in the order in which they were found.
+    """Return the nodes to blame, in the order in which they were found: never most of those that were looked at.
 
     `looked_at`: the nodes of this attempt that could have had the fault. `fine_before`: an earlier attempt with the
     same interpreter and image trained; it speaks for an attempt of a single node, which has nothing to compare with.
@@ -60,7 +61,8 @@ def blamed_nodes(faults: Iterable[Fault], looked_at: Collection[str], *, fine_be
     blamed = []
     for nodes in of_kind.values():
         others = set(looked_at) - set(nodes)
-        if others or (fine_before and len(nodes) == 1):
+        alone = not others and len(nodes) == 1
+        if (fine_before and alone) or 0 < len(nodes) <= len(others):
             blamed += nodes
     return list(dict.fromkeys(blamed))
 
@@ -91,9 +93,10 @@ def contradicts(attempt: Attempt, other: Attempt) -> bool:
 
     Not where the blame is sure: two nodes of a cluster may have the same defect.
     """
-    if attempt.sure or attempt.key != other.key or other.after > other.before:
+    if attempt.sure or attempt.key != other.key:
         return False
-    return bool(other.names) and not set(attempt.blamed) & set(other.names)
+    places = {*other.names, *other.blamed}
+    return bool(places) and not places & set(attempt.blamed)
 
 
 def standing(attempts: Sequence[Attempt]) -> list[list[str]]:

@@ -7,13 +7,13 @@ them out. So it may take two alike faults for one (two error numbers), which end
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.run.verdict import ENVIRONMENT, HANG, LOST, OUT_OF_MEMORY, STOPPED
 
 # Their reason tells where and when it happened, not what: hang names the rank that was last, lost the nodes.
 WITHOUT_WORDS = (STOPPED, LOST, HANG, OUT_OF_MEMORY)
-LONGEST = 4000  # characters of a reason that are looked at
+LONGEST = 2000  # characters of a reason that are looked at
 CLAUSE = 80  # characters of a clause that count: reasons are cut, and a longer host name moves the cut
 CLAUSES = 8
 
@@ -30,22 +30,29 @@ TEMPORARY = re.compile(r"is busy or out of order for now", re.I)
 
 MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 UNIT = r"[kmgtp]?i?b(?:ytes?)?(?:/s)?|[mun\u00b5]?s|min(?:utes?)?|sec(?:onds?)?|h(?:ours?)?|days?|%|am|pm|utc"
-OFTEN = (  # what changes by chance -> what stands for it; in this order, on lower-case text
+
+
+def _chance(word: re.Match[str]) -> str:
+    """Replace a word with a digit in it: numbers, hosts, pids, addresses, hashes. Of a path only that part."""
+    return "#" if any(letter.isdigit() for letter in word[0]) or TEMPORARY_NAME.search(word[0]) else word[0]
+
+
+TEMPORARY_NAME = re.compile(r"(?:^|[._-])(?:tmp|temp(?![a-z]))")  # tmpab_cde of Python's tempfile, step-4.tmp
+# What changes by chance -> what stands for it; in this order, on lower-case text.
+OFTEN: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\x1b(?:\[[0-9;?]*[a-z]|[^\[])"), ""),
     # where temporary files lie, whatever they are called
     (re.compile(r"(?:/(?:tmp|var/tmp|dev/shm|run|var/run|proc)\b|\$tmpdir\b)[^\s'\"`:;,()\[\]{}<>]*"), "#"),
-    (re.compile(r"[\w./-]*\b(?:tmp|temp)[\w.-]*"), "#"),
     (re.compile(r"\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,?(?=\s+(?:\w{3}\s+)?\d)"), "#"),
     (re.compile(rf"\b{MONTH}(?=[\s,-]+\d)|(?<=\d[\s-]){MONTH}\b"), "#"),
     (re.compile(r"(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?:%\w+)?(?![\w:])"), "#"),  # IPv6
     (re.compile(r"\b[a-f]{8,}\b"), "#"),
-    # a word with a digit in it: numbers, hosts, pids, addresses, hashes; of a path only that part
-    (re.compile(r"[^\s/,;:=()\[\]{}<>'\"`|]*\d[^\s/,;:=()\[\]{}<>'\"`|]*"), "#"),
+    (re.compile(r"[^\s/,;:=()\[\]{}<>'\"`|]+"), _chance),
     (re.compile(r"#(?:[:/.,+-]#)+"), "#"),  # 12:03:44, 1/8
     (re.compile(rf"#\s*(?:{UNIT})(?![\w#])"), "#"),
     (re.compile(r"\b(rank|node|gpu|process|step|worker|task|host|nodename)s\b"), r"\1"),
     (re.compile(r"#(?:(?:\s*,\s*|\s+and\s+|\s+)#)+"), "#"),  # a list of them
-    (re.compile(r"#(?: and # more| and more)"), "#"),
+    (re.compile(r"#(?: and)?(?: #)? more\b"), "#"),
     (re.compile(r"\s+"), " "),
 )  # fmt: skip
 PLACE = re.compile(r"^(?:(?:all |the )?# node|\[?(?:rank|node|task|worker|process|gpu|host)? ?#\]?(?: on #)?)\s*:\s*")
