@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from pipeline.errors import EXIT_DONE, EXIT_NO_PROGRESS, EXIT_STOPPED, UserError
+from pipeline.errors import EXIT_DONE, EXIT_NO_PROGRESS, EXIT_NOT_READY, EXIT_STOPPED, UserError
 from pipeline.evaluation.backfill import Backfill
 from pipeline.evaluation.claims import holders
 from pipeline.evaluation.scoring import Left
@@ -29,11 +29,16 @@ class EvaluateBegin(HostBegin):
         left = backfill.left()
         decision = may_begin(
             [],
-            complete=not left and (self.run.compressors.is_file() or not self.run.checkpoint_steps()),
+            complete=not left and bool(read_record(self.run.compressors)),
             stop=self.run.stop.exists(),
             gpu_hours=self._gpu_hours(read_attempts(self.run, self.stage)),
             most_gpu_hours=self.cluster.max_gpu_hours,
         )
+        if not self.run.checkpoint_steps():  # there was never anything: not that all is done
+            print(
+                f"{self.stage}: {self.run.checkpoints}: no checkpoint to score; pretrain writes it", file=sys.stderr
+            )
+            return EXIT_NOT_READY
         if decision.action == "skip":
             print(f"{self.stage}: all checkpoints that are there are scored, nothing to do")
             return NOTHING_TO_DO

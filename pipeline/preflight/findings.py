@@ -14,6 +14,7 @@ from pipeline.config.preflight import PreflightConfig
 from pipeline.files import read_json
 from pipeline.preflight.nvidia_smi import Smi
 from pipeline.run.folder import Run
+from pipeline.run.records import read_record
 from pipeline.units import size
 
 VARIABLES = ("NCCL_", "UCX_", "GLOO_", "TORCH_", "FI_")  # what is compared between ranks, listed or not
@@ -226,5 +227,4 @@ def _row(record: NodeRecord, report: Report) -> tuple[str, ...]:
 
 def read_table(run: Run, job_id: str, attempt: int) -> str:
     """Return the table of a finished preflight, or nothing where it left no report."""
-    value = read_json(run.preflight(job_id, attempt))
-    return str(value.get("table", "")) if isinstance(value, dict) else ""
+    return str(read_record(run.preflight(job_id, attempt)).get("table", ""))
