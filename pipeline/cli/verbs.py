@@ -294,7 +294,7 @@ def export(
     precision: Annotated[str, typer.Option("--precision", metavar="fp32|bf16", help="Of the weights.")] = "fp32",
 ) -> int:
     """Write a checkpoint to RUN/export in Hugging Face's form, which transformers and vLLM load."""
-    if (code := pass_on(run, "export", str(step or ""), f"--precision={precision}")) is not None:
+    if (code := pass_on(run, "export", "" if step is None else str(step), f"--precision={precision}")) is not None:
         return code
     from pipeline.inference.exporting import export
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pipeline.errors import EXIT_DONE, EXIT_NO_PROGRESS, EXIT_STOPPED, UserError
+from pipeline.errors import EXIT_DONE, EXIT_NO_PROGRESS, EXIT_NOT_READY, EXIT_STOPPED, UserError
 from pipeline.evaluation.backfill import Backfill
 from pipeline.evaluation.claims import holders
 from pipeline.evaluation.scoring import Left
@@ -31,11 +31,14 @@ class EvaluateBegin(HostBegin):
         left = Backfill(self.run, self.config, self.cluster, self.slurm).left()
         decision = may_begin(
             [],
-            complete=not left and (self.run.compressors.is_file() or not self.run.checkpoint_steps()),
+            complete=not left and bool(read_record(self.run.compressors)),
             stop=self.run.stop.exists(),
             gpu_hours=self.gpu_hours(past_attempts(self.run, self.stage)),
             most_gpu_hours=self.cluster.max_gpu_hours,
         )
+        if not self.run.checkpoint_steps():  # there was never anything: not that all is done
+            self.say(f"{self.run.checkpoints}: no checkpoint to score; pretrain writes it")
+            return EXIT_NOT_READY
         if decision.action == "skip":
             self.say("all checkpoints that are there are scored, nothing to do")
             return NOTHING_TO_DO

@@ -7,6 +7,7 @@ collectives: those belong to the training thread, and would hang with a rank tha
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -20,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pipeline.errors import DivergedError, StorageError, UserError
-from pipeline.files import fsync_folder, read_json, sha256_file, write_json
+from pipeline.files import TornError, fsync_folder, read_object, sha256_file, write_json
 from pipeline.lm.contents import FORMAT, TENSORS, Contents, seal
 from pipeline.lm.finite import not_finite
 from pipeline.lm.staging import aside, sha256, write_durably
@@ -177,8 +178,8 @@ class Saver:
     def _record_of(self, rank: int, temporary: Path) -> dict[str, Any]:
         """Wait for another rank's word on its file; raise what it failed of."""
         path = temporary / _record_name(rank)
-        self._wait_for(lambda: read_json(path) is not None, f"{path}: rank {rank} has not written its part")
-        record: dict[str, Any] = read_json(path)
+        self._wait_for(lambda: bool(_whole(path)), f"{path}: rank {rank} has not written its part")
+        record = _whole(path)
         _raise_if_failed(record)
         path.unlink()
         return record
@@ -199,19 +200,29 @@ class Saver:
         write_json(temporary / MANIFEST, seal(manifest | {"files": files}))
         final = self.folder / step_name(step)
         self.hooks.before_publish()
-        if final.exists():  # of an attempt that got here before and was refused since
-            final.rename(final.with_name(f".{final.name}.{os.getpid()}.old"))
+        _clear(final)
         temporary.rename(final)
         fsync_folder(self.folder)
         remove_leftovers(self.folder)
         return final
 
 
+def _clear(place: Path) -> None:
+    """Take away what has the name of a new checkpoint; a person's file or link is only renamed."""
+    if place.is_symlink() or place.is_file():
+        place.rename(place.with_name(f"{place.name}.{secrets.token_hex(4)}.aside"))
+    elif place.exists():  # of an attempt that got here before and was refused since
+        place.rename(place.with_name(f".{place.name}.{secrets.token_hex(4)}.old"))
+
+
 def remove_leftovers(folder: Path, but: str = "") -> None:
     """Remove what killed saves and removals have left; none is in flight now, except the one named."""
     for entry in [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]:
-        if entry.name != but:
-            shutil.rmtree(entry, ignore_errors=True)
+        if entry.name == but:
+            continue
+        if entry.is_symlink() or not entry.is_dir():
+            entry.unlink(missing_ok=True)
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def check_space(folder: Path, needed: int) -> None:
@@ -248,6 +259,14 @@ def _raise_if_failed(record: dict[str, Any]) -> None:
         raise OSError(record["errno"], record["error"], record["file"])
     if names := record.get("not_finite"):
         raise DivergedError(f"not saved, because not finite: {', '.join(names[:10])}{' …' if len(names) > 10 else ''}")
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """Return another rank's record; an empty one as long as this host does not see the whole of it."""
+    try:
+        return read_object(path)
+    except TornError:
+        return {}
 
 
 def _record_name(rank: int) -> str:

@@ -16,6 +16,7 @@ from pipeline.preflight.granted import Granted
 from pipeline.preflight.nvidia_smi import Smi
 from pipeline.run.blame import Fault, blamed_nodes
 from pipeline.run.folder import Run
+from pipeline.run.records import read_record
 from pipeline.units import size
 
 TO_RANK_0 = ("mount", "route")  # kinds of fault that lie between a node and that of rank 0
@@ -239,5 +240,4 @@ def _row(record: NodeRecord, report: Report) -> tuple[str, ...]:
 
 def read_table(run: Run, job_id: str, attempt: int) -> str:
     """Return the table of a finished preflight, or nothing where it left no report."""
-    value = read_json(run.preflight(job_id, attempt))
-    return str(value.get("table", "")) if isinstance(value, dict) else ""
+    return str(read_record(run.preflight(job_id, attempt)).get("table", ""))

@@ -94,6 +94,21 @@ class Run:
         """Which shards were found to be what the index says, and what their files looked like then."""
         return self.control / "verified.json"
 
+    @property
+    def inputs(self) -> Path:
+        """Which files the tokens were made of, and their hashes."""
+        return self.data / "inputs.json"
+
+    @property
+    def inputs_seen(self) -> Path:
+        """Which of them have another time by now and the same bytes."""
+        return self.control / "inputs.json"
+
+    @property
+    def keep_tokens(self) -> Path:
+        """A person's wish to go on with the tokens, although the text has changed since."""
+        return self.control / "keep-tokens"
+
     # training
     @property
     def checkpoints(self) -> Path:
@@ -252,6 +267,11 @@ class Run:
     def save(self) -> Path:
         """A person's wish for a checkpoint now; removed when it is there."""
         return self.control / "save"
+
+    @property
+    def anew(self) -> Path:
+        """A person's wish that training begins again at step 0; removed when it has begun."""
+        return self.control / "begin-anew"
 
     @property
     def stop(self) -> Path:

@@ -27,7 +27,7 @@ from pipeline.hints import command, shown
 from pipeline.image.container import check_container
 from pipeline.plan.jobs import ALONE, STAGES, Measured, Plan, gpu_hours, make_plan
 from pipeline.run.attempts import all_attempts, newest_step
-from pipeline.run.complete import is_complete
+from pipeline.run.complete import check_state, is_complete
 from pipeline.run.folder import Run
 from pipeline.run.goodput import read_split
 from pipeline.run.owner import owned
@@ -147,6 +147,7 @@ def submit(
     run, config, plan = request.run, request.config, request.plan
     if request.there:
         return _submit_elsewhere(request, request.there, resume, ["--yes"] * yes + ["--json"] * as_json)
+    check_state(run, config, [job.stage for job in plan.jobs])
     if resume:
         run.stop.unlink(missing_ok=True)
     if request.cluster.scheduler == "slurm":

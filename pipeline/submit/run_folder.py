@@ -21,7 +21,7 @@ from pipeline.config.load import config_differences, dump_config, load_run_confi
 from pipeline.config.schema import Config
 from pipeline.config.yaml12_dump import dump
 from pipeline.errors import UserError
-from pipeline.files import fsync_folder, read_json, write_json, write_text
+from pipeline.files import fsync_folder, read_json, read_object, write_json, write_text
 from pipeline.image.check import check_image, image_sha256
 from pipeline.inference.hugging_face import describe_folder
 from pipeline.plan.jobs import Plan
@@ -91,7 +91,7 @@ def image_of(run: Run, cluster: Cluster | None) -> dict[str, Any]:
     if cluster is None or cluster.image is None or not cluster.image.startswith("/"):
         return {}  # of a registry's image only a digest in its name would say which it is
     image = Path(cluster.image)
-    if expected := (read_json(run.record) or {}).get("image_sha256"):
+    if expected := read_object(run.record).get("image_sha256"):
         check_image(image, str(expected))
         return {}
     return {"image": cluster.image, "image_sha256": image_sha256(image)}
@@ -192,8 +192,7 @@ def take_snapshot(run: Run) -> bool:
 
 def read_jobs(run: Run) -> dict[str, Any]:
     """Return jobs.json, or an empty record before anything was submitted."""
-    value = read_json(run.jobs)
-    return value if isinstance(value, dict) else {"jobs": []}
+    return {"jobs": []} | read_object(run.jobs)
 
 
 def read_cluster(run: Run) -> Cluster:
