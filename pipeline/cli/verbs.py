@@ -252,6 +252,7 @@ def resume(
     from pipeline.submit import chain
 
     found = Run.open(run)
+    chain.check_resume(found, overrides or [])
     place = cluster if cluster is not None or found.cluster.is_file() else "local"
     request = chain.request([str(found.root), *(overrides or [])], place, None)
     code = chain.submit(request, talk, yes=yes, resume=True, as_json=as_json)

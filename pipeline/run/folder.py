@@ -24,7 +24,7 @@ class Run:
     def open(cls, path: Path) -> Run:
         """Return the Run at `path`, or say that there is none."""
         root = path.expanduser().absolute()
-        run = cls(root)
+        run = cls(root.resolve() if ".." in root.parts else root)  # a link may be the name that all nodes know
         if not run.config.is_file():
             raise UserError(f"{path}: no Run here (no config.yaml in it). Runs are made by: nox -s pretrain")
         return run
@@ -288,6 +288,14 @@ class Run:
 
     def log(self, stage: str, job_id: str, attempt: int) -> Path:
         return self.logs / f"{stage}-{job_id}.{attempt}.log"
+
+    def inherited(self, run_id: str) -> Path:
+        """What a copy has set aside of the Run that it was made of: Jobs, attempts and leases that are not its own."""
+        return self.root / "inherited" / run_id
+
+    def bound_to_jobs(self) -> list[Path]:
+        """List what means nothing but to the Jobs and processes of this very folder."""
+        return [self.jobs, self.root / "jobs", self.evaluations, self.verdict("0", 0).parent, self.control]
 
     def event(self, kind: str, **details: Any) -> None:
         """Append one line to events.jsonl: {"time", "event", "host", ...details}."""

@@ -18,6 +18,7 @@ from pipeline.run.folder import Run
 from pipeline.run.goodput import Split, read_split
 from pipeline.run.job_ledger import is_on_slurm
 from pipeline.run.owner import is_alive
+from pipeline.run.place import place_of
 from pipeline.run.records import (
     JobRecord,
     Record,
@@ -119,6 +120,10 @@ class Status:
 def read_state(run: Run, config: Config | None = None) -> Status:
     """Tell the state, its reason and the Jobs alone; the numbers, which cost reading the curves, stay None."""
     config = config or read_config(run)
+    most = config.pretrain.max_steps if config else None
+    if (place := place_of(run)).copied:  # the Jobs in its records are the original's
+        reason = f"a copy of {place.former}, with no Jobs of its own; go on with it: {command('resume', run.root)}"
+        return Status(run, "planned", reason, [], "run.json", max_steps=most)
     record = read_record(run.jobs)
     if is_on_slurm(run):
         jobs, source = _slurm_jobs(run)
@@ -126,7 +131,7 @@ def read_state(run: Run, config: Config | None = None) -> Status:
     else:
         jobs = _jobs(run, record)
         state, reason, source = _state(run, config, record, jobs)
-    return Status(run, state, reason, jobs, source, max_steps=config.pretrain.max_steps if config else None)
+    return Status(run, state, reason, jobs, source, max_steps=most)
 
 
 def read_status(run: Run) -> Status:

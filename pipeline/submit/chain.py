@@ -22,7 +22,7 @@ from pipeline.config.named_paths import Problem
 from pipeline.config.paths import resolve_paths
 from pipeline.config.paths_there import resolve_there
 from pipeline.config.schema import Config
-from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
+from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, NotReadyError, UserError
 from pipeline.hints import command, shown
 from pipeline.image.container import check_container
 from pipeline.plan.jobs import ALONE, STAGES, Measured, Plan, gpu_hours, make_plan
@@ -31,11 +31,12 @@ from pipeline.run.complete import check_state, is_complete
 from pipeline.run.folder import Run
 from pipeline.run.goodput import read_split
 from pipeline.run.owner import owned
+from pipeline.run.place import Place, place_of, settle_place
 from pipeline.run.records import number, read_metrics, read_records, tokens_per_second
 from pipeline.status.read import read_state, read_status
 from pipeline.status.view import print_status
 from pipeline.submit.local import run_chain
-from pipeline.submit.run_folder import PROJECT, check_config, prepare, read_cluster, run_of
+from pipeline.submit.run_folder import PROJECT, check_config, config_of, is_parcel, prepare, read_cluster, run_of
 from pipeline.submit.to_slurm import Submission, submit_chain
 
 DEFAULT_CONFIG = PROJECT / "configs" / "tiny.yaml"
@@ -123,18 +124,55 @@ def _is_path(word: str) -> bool:
 
 
 def _load(path: Path, overrides: list[str], where: Callable[[Run], Cluster]) -> Config:
+    if is_parcel(path):  # config and code as they were sent here, to be submitted
+        return load_run_config(path / "config.yaml")
+    run = _named_run(path)
+
     def resolve(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
         place = where(run_of(config))
         return resolve_there(config, place.slurm()) if place.login else resolve_paths(config, folder)
 
-    if path.is_dir():
-        run = Run.open(path)
-        if there := there_of(run):
-            there.fetch_config()
-        if not overrides:
-            return load_run_config(run.config)
-        return load_config(run.config, overrides, resolve=resolve)
-    return load_config(path, overrides, resolve=resolve)
+    def resolve_of_run(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
+        return resolve(_of_run(run, config, overrides) if run else config, folder)
+
+    if run is None:
+        return load_config(path, overrides, resolve=resolve)
+    if there := there_of(run):
+        there.fetch_config()
+    if not overrides:
+        return config_of(run, load_run_config(run.config))
+    return load_config(run.config, overrides, resolve=resolve_of_run)
+
+
+def _named_run(path: Path) -> Run | None:
+    """Return the Run whose folder, or whose config.yaml, a person has named; None for a config that lies elsewhere."""
+    folder = path if path.is_dir() else path.parent
+    is_run = path.name == "config.yaml" and any((folder / name).is_file() for name in ("run.json", "cluster.yaml"))
+    return Run(place_of(Run.open(folder)).root) if path.is_dir() or is_run else None
+
+
+def _of_run(run: Run, config: Config, overrides: list[str]) -> Config:
+    """Return the Config of the named Run; of one beside it where an override gives a name."""
+    keys = _keys(overrides)
+    if "runs_dir" in keys:
+        return config
+    if "name" not in keys:
+        return config_of(run, config)
+    beside = run_of(config).root.parent == run.root.parent
+    return config if beside else config.model_copy(update={"runs_dir": str(run.root.parent)})
+
+
+def _keys(overrides: Sequence[str]) -> set[str]:
+    return {text.partition("=")[0] for text in overrides}
+
+
+def check_resume(run: Run, overrides: Sequence[str]) -> None:
+    """Refuse overrides by which another Run would be meant than the one to go on with."""
+    if keys := _keys(overrides) & {"name", "runs_dir"}:
+        raise UserError(
+            f"{min(keys)}: it would be another Run, and resume goes on with {shown(run.root)}; "
+            f"for a new one from the same config write:\n  {command('submit', run.root, *overrides)}"
+        )
 
 
 def submit(
@@ -148,14 +186,13 @@ def submit(
     if request.there:
         return _submit_elsewhere(request, request.there, resume, ["--yes"] * yes + ["--json"] * as_json)
     check_state(run, config, [job.stage for job in plan.jobs])
-    if resume:
-        run.stop.unlink(missing_ok=True)
     if request.cluster.scheduler == "slurm":
-        return _submit_to_slurm(request, console, yes)
+        return _submit_to_slurm(request, console, yes, resume)
     if all(is_complete(run, config, job.stage) for job in plan.jobs) and run.report.is_file():
         console.print(f"[bold]{run.name}[/]: everything is complete already")
         print_status(read_status(run), console)
         return EXIT_DONE
+    _take_up(run, config, resume)
     with owned(run.control / "scheduler.json", f"Run {run.name}"):  # before anything that a first call may be reading
         prepare(run, config, plan)
         console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}: {' → '.join(job.stage for job in plan.jobs)}")
@@ -176,7 +213,7 @@ def _submit_elsewhere(request: Request, there: There, resume: bool, words: list[
     return there.submit(request.config, "submit", request.only_word, *words, undo=undo)
 
 
-def _submit_to_slurm(request: Request, console: Console, yes: bool) -> int:
+def _submit_to_slurm(request: Request, console: Console, yes: bool, resume: bool) -> int:
     """Hand to Slurm what is missing of a Run."""
     run, config, cluster, plan = request.run, request.config, request.cluster, request.plan
     if all(is_complete(run, config, job.stage) for job in plan.jobs):
@@ -185,11 +222,33 @@ def _submit_to_slurm(request: Request, console: Console, yes: bool) -> int:
         print_status(read_status(run), console)
         return EXIT_DONE
     _confirm_cost(request, console, yes)
+    place = _take_up(run, config, resume)
     with owned(run.control / "scheduler.json", f"Run {run.name}"):
         working = read_state(run, config).state in ("running", "pending")
-        is_new = prepare(run, config, plan, cluster, keep_code=working)
+        is_new = prepare(run, config, plan, cluster, keep_code=working) or place.copied
         console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}, on {cluster.name}", soft_wrap=True)
         return submit_chain(run, config, cluster, plan, console, is_new=is_new)
+
+
+def _take_up(run: Run, config: Config, resume: bool) -> Place:
+    """Let the Run be where it is now; refuse while Jobs or processes are at work that name the folder of before.
+
+    `resume` takes back a person's stop.
+    """
+    place = place_of(run)
+    jobs = read_state(run, config).jobs if place.moved else []
+    if left := [job.job_id for job in jobs if job.state in ("pending", "running")]:
+        raise NotReadyError(
+            f"{run.root}: moved here from {place.former}, and its Jobs {', '.join(left)} still name that folder. "
+            f"Cancel them, then resume:\n  {command('cancel', run.root)}\n  {command('resume', run.root)}"
+        )
+    try:
+        settled = settle_place(run)
+        if resume:
+            run.stop.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{run.root}: cannot write there: {error.strerror or error}") from error
+    return settled
 
 
 def _confirm_cost(request: Request, console: Console, yes: bool) -> None:

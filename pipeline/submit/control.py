@@ -6,9 +6,10 @@ import os
 import signal
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.hints import command
+from pipeline.hints import command, shown
 from pipeline.run.folder import Run
 from pipeline.run.owner import is_alive
+from pipeline.run.place import place_of
 from pipeline.run.records import read_record
 from pipeline.status.read import read_state
 from pipeline.submit.run_folder import read_cluster
@@ -16,6 +17,7 @@ from pipeline.submit.run_folder import read_cluster
 
 def stop(run: Run) -> str:
     """Ask a Run to save and end; Jobs of ours that wait are cancelled, others see the file when they start."""
+    _check_own(run, "stop")
     _touch(run, "stop")
     run.event("stop wanted", user=os.environ.get("USER", str(os.getuid())))
     status = read_state(run)
@@ -32,6 +34,7 @@ def stop(run: Run) -> str:
 
 def cancel(run: Run) -> str:
     """Cancel all Jobs of a Run, dependants first, so that none starts because another has ended."""
+    _check_own(run, "cancel")
     jobs = [job for job in read_state(run).jobs if job.state in ("pending", "running")]
     if not jobs:
         raise NotReadyError(f"{run.name}: none of its Jobs waits or runs")
@@ -47,11 +50,22 @@ def cancel(run: Run) -> str:
 
 def save(run: Run) -> str:
     """Ask a Run that trains for a checkpoint now."""
+    _check_own(run, "save")
     state = read_state(run).state
     if state != "running":
         raise NotReadyError(f"{run.name} is {state}: nothing trains that could save")
     _touch(run, "save")
     return f"{run.name} saves at its next step; {run.save} is gone when the checkpoint is there"
+
+
+def _check_own(run: Run, verb: str) -> None:
+    """Refuse to ask anything of a copy that was never submitted: the Jobs in its records are the original's."""
+    place = place_of(run)
+    if place.copied and place.former:
+        raise NotReadyError(
+            f"{run.root} is a copy of {shown(place.former)} and has no Jobs of its own yet. For the original's write:\n"
+            f"  {command(verb, place.former)}"
+        )
 
 
 def _on_slurm(run: Run) -> bool:
