@@ -15,6 +15,7 @@ from pipeline.plan.jobs import ALONE, NEEDS
 from pipeline.run.attempts import past_attempts, progress, settle, settle_lost
 from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, may_begin
+from pipeline.run.place import place_of
 from pipeline.run.records import BeginRecord, JobRecord, SaidRecord
 from pipeline.run.verdict import EXIT_CODES, Verdict
 from pipeline.slurm.commands import Slurm
@@ -31,6 +32,13 @@ class HostBegin(Leaseholder):
         if self.stage in ALONE:  # a person wants to know about these nodes, whatever came before
             self.note_beginning()
             return EXIT_DONE
+        place = place_of(self.run)
+        if place.moved or place.copied:  # its launch files name the folder of before
+            self.say(
+                f"{self.run.root} was {'moved' if place.moved else 'copied'} here from {place.former}. Take it up:"
+            )
+            self.say(command("resume", self.run.root))
+            return EXIT_NOT_READY
         early = may_begin([], complete=is_complete(self.run, self.config, self.stage), stop=self.run.stop.exists())
         if early.action != "go":
             return self.refuse(early)
