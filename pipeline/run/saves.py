@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from pipeline.errors import NotReadyError, StorageError
 from pipeline.hints import command
+from pipeline.run.attempts import all_attempts
 from pipeline.run.folder import Run
-from pipeline.run.records import number, read_records, read_verdicts, whole
+from pipeline.run.records import number, read_records, whole
 from pipeline.run.steps import step_folders
 
 BEGUN_ANEW = "begun anew"  # the event of a training that a person has let begin again
@@ -39,12 +40,12 @@ def last_save(run: Run) -> Save | None:
 def _last_of_verdicts(run: Run, since: float) -> Save | None:
     """Look into what attempts have left: events are not synced, so a power cut may have taken them."""
     found = [
-        Save(step, at, f"attempts/{verdict['name']}.json")
-        for verdict in read_verdicts(run)
-        if verdict.get("stage") == "pretrain"
-        and (step := whole(verdict.get("after"))) is not None
-        and step >= 0
-        and (at := number(verdict.get("time")) or 0.0) > since
+        Save(verdict.step_at_end, verdict.time, f"attempts/{one.name}")
+        for one in all_attempts(run, "pretrain")
+        if (verdict := one.verdict)
+        and verdict.step_at_end is not None
+        and verdict.step_at_end >= 0
+        and verdict.time > since
     ]
     return found[-1] if found else None
 
