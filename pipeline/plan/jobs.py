@@ -65,6 +65,7 @@ class Plan:
     alone: list[Job]  # that run only where they are asked for
     files: dict[str, str]  # path inside the Run -> text
     derived: dict[str, str]  # what -> value with its arithmetic
+    segments: int = 1  # time limits that the training takes, as far as that is known
 
     def to_json(self) -> dict[str, Any]:
         jobs = {
@@ -107,7 +108,8 @@ def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | N
         str(run.launch(stage).relative_to(run.root)): launch_file(stage, config, cluster, run)
         for stage in (*ALONE, *STAGES)
     }
-    return Plan(str(run.root), cluster.scheduler, jobs, alone, files, derive(config, cluster, measured))
+    derived, needed = derive(config, cluster, measured), segments_needed(config, cluster, measured)
+    return Plan(str(run.root), cluster.scheduler, jobs, alone, files, derived, needed)
 
 
 def _check_ranks(config: Config, cluster: Cluster) -> None:
@@ -284,5 +286,10 @@ def _derive_reliability(config: Config, cluster: Cluster, measured: Measured) ->
 
 
 def gpu_hours(config: Config, cluster: Cluster, plan: Plan) -> float:
-    """Return the most GPU-hours that the Plan's Jobs can use, each within its time limit."""
-    return sum(job.nodes * gpus_of(job.stage, config, cluster) * time_seconds(job.time) / 3600 for job in plan.jobs)
+    """Return the most GPU-hours that the Plan's Jobs, and the Segments that follow them, use within their limits."""
+
+    def hours(job: Job) -> float:
+        times = plan.segments if job.stage == "pretrain" and not job.segment else 1
+        return times * job.nodes * gpus_of(job.stage, config, cluster) * time_seconds(job.time) / 3600
+
+    return sum(map(hours, plan.jobs))
