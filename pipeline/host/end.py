@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.errors import EXIT_DONE
@@ -15,9 +16,11 @@ from pipeline.image.container_errors import container_failure
 from pipeline.plan.flags import signal_lead
 from pipeline.plan.jobs import STAGES
 from pipeline.run.attempts import Beginning, progress, read_attempts, read_beginning, settle
+from pipeline.run.blame import blame_of, review, was_fine
 from pipeline.run.complete import is_complete
-from pipeline.run.decision import Decision, after_attempt
+from pipeline.run.decision import Attempt, Decision, after_attempt
 from pipeline.run.owner import current
+from pipeline.run.records import read_record
 from pipeline.run.verdict import (
     COMPLETE,
     CRASH,
@@ -57,13 +60,13 @@ class HostEnd(Host):
             self.job_id, self.number, self.stage, self.nodes(), progress(self.run, self.stage, self.part), time.time(),
             self.part,
         )  # fmt: skip
-        record = self._verdict(exit_status)
         warned = self._warned(beginning)
         earlier = self.since_submitted(read_attempts(self.run, self.stage, self.part))
         past = [attempt for attempt in earlier if (attempt.job_id, attempt.number) != (self.job_id, self.number)]
+        record = self._verdict(exit_status, past)
         last = settle(self.run, beginning, record, warned)
         self.run.warned(self.job_id, self.number).unlink(missing_ok=True)
-        self._note_bad_nodes(record)
+        self._note_bad_nodes(last, past)
         following = self._following()
         decision = after_attempt(
             last,
@@ -109,18 +112,23 @@ class HostEnd(Host):
             return False
         return self.has_moved_on(job) and job.state == "running"
 
-    def _verdict(self, exit_status: int) -> dict[str, Any]:
+    def _verdict(self, exit_status: int, past: Sequence[Attempt] = ()) -> dict[str, Any]:
         record = read_verdict(self.run, self.job_id, self.number, self.stage, exit_status, from_srun=True)
         log = self._log_tail() if record["verdict"] == CRASH else ""
         if OOM_TEXT in log:
             key = "the cluster file's mem, or pretrain.micro_batch_size"
             record = record | {"verdict": OUT_OF_MEMORY, "reason": f"out of memory (Slurm's oom_kill); change {key}"}
-        elif self.cluster.image and (failure := container_failure(log, self.cluster.image, self.nodes())):
+        elif self.cluster.image and (
+            failure := container_failure(log, self.cluster.image, self.nodes(), fine_before=was_fine(past, ""))
+        ):
             record = record | failure
         elif (error := FIRST_ERROR.search(log)) and not self.run.verdict(self.job_id, self.number).is_file():
             record = record | {"reason": f"{record['reason']}; first error in its log: {error[0].strip()[:300]}"}
         if not self.run.verdict(self.job_id, self.number).is_file():
             print(f"{record['verdict']}: {record['reason']}", file=sys.stderr)
+        if record["verdict"] == ENVIRONMENT:
+            blame = blame_of(record, read_record(self.run.preflight(self.job_id, self.number)), past, "")
+            record = record | {"nodes": blame.nodes, "sure": blame.sure}
         return record
 
     def _log_tail(self) -> str:
@@ -140,11 +148,14 @@ class HostEnd(Host):
         due = beginning.time + limit - signal_lead(self.cluster, None) - 120
         return WARNED_EARLY if time.time() < due else "time limit"
 
-    def _note_bad_nodes(self, record: dict[str, Any]) -> None:
-        nodes = [str(name) for name in record.get("nodes") or []]
-        if record["verdict"] == ENVIRONMENT and nodes:
-            self.bad_nodes.add(nodes, str(record["reason"]), self.cluster.bad_node_hours, str(self.run.root))
-            self.event("bad nodes", nodes=nodes, reason=record["reason"])
+    def _note_bad_nodes(self, last: Attempt, past: Sequence[Attempt]) -> None:
+        blamed, withdrawn = review(last, past)
+        if withdrawn:
+            self.bad_nodes.withdraw(withdrawn, str(self.run.root))
+            self.event("bad nodes withdrawn", nodes=withdrawn, reason=f"other nodes fail like them: {last.reason}")
+        if last.verdict == ENVIRONMENT and blamed:
+            self.bad_nodes.add(blamed, last.reason, self.cluster.bad_node_hours, str(self.run.root))
+            self.event("bad nodes", nodes=blamed, reason=last.reason)
             if self.cluster.nodes_may_submit:
                 self._exclude_from_pending()
 

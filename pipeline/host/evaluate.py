@@ -66,9 +66,9 @@ class EvaluateEnd(HostEnd):
         if self.run.warned(self.job_id, self.number).is_file():
             early = beginning.deadline is not None and time.time() < beginning.deadline - 60
             warned = WARNED_EARLY if early else "time limit"
-        settle(self.run, beginning, record, warned)
+        last = settle(self.run, beginning, record, warned)
         self.run.warned(self.job_id, self.number).unlink(missing_ok=True)
-        self._note_bad_nodes(record)
+        self._note_bad_nodes(last, [])
         verdict, reason = str(record["verdict"]), str(record["reason"])
         if reason:
             print(f"{self.stage}: {reason}", file=sys.stderr)
