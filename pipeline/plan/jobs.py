@@ -14,6 +14,7 @@ from pipeline.plan.estimate import estimate
 from pipeline.plan.ettr import Reliability
 from pipeline.plan.flags import ARRAY_PHASE, PARALLEL, TOKENIZE_PHASES, Flags, gpus_of, job_flags, signal_lead
 from pipeline.plan.launch import launch_file
+from pipeline.plan.survival import Survival, survival_text
 from pipeline.run.folder import Run
 from pipeline.slurm.options import option_words
 from pipeline.slurm.time_limits import time_seconds
@@ -260,7 +261,7 @@ def _derive_segments(config: Config, cluster: Cluster, measured: Measured) -> di
             f"{hours:,.1f} = {segments} Segments x {pretrain.nodes} nodes x {gpus} GPUs x {pretrain.time}; "
             f"more where they are requeued, up to max_gpu_hours ({bound})"
         )
-    return derived | _derive_reliability(config, cluster, measured)
+    return derived | _derive_reliability(config, cluster, measured) | _derive_survival(config, cluster, measured)
 
 
 def _derive_reliability(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
@@ -283,6 +284,24 @@ def _derive_reliability(config: Config, cluster: Cluster, measured: Measured) ->
         "days left": f"{left / DAY / max(share, 1e-9):,.2f} = {left / DAY:,.2f} of training / {share:.2%}, "
         "queue not counted",
     }
+
+
+def _derive_survival(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
+    """Say how likely the chain's own rules end it though nothing but random failures happens."""
+    pretrain, guess = config.pretrain, ""
+    if measured.tokens_per_s:
+        left = _seconds_left(config, measured)
+        step = sizes.tokens_per_step(config) / measured.tokens_per_s
+    elif pretrain.segments:
+        left = pretrain.segments * _useful_seconds(config, cluster)
+        step, guess = left / pretrain.max_steps, "; if training takes all of its Segments"
+    else:
+        return {}
+    start = measured.restart_seconds or START_SECONDS
+    first_save = start + pretrain.save_interval * step + (measured.save_seconds or 0.0)
+    mean = cluster.node_mtbf_days * DAY / pretrain.nodes
+    survival = Survival(mean, first_save, left, cluster.max_restarts_without_progress)
+    return {"own rules": survival_text(survival) + guess}
 
 
 def gpu_hours(config: Config, cluster: Cluster, plan: Plan) -> float:
