@@ -35,9 +35,7 @@ class EvaluateBegin(HostBegin):
             most_gpu_hours=self.cluster.max_gpu_hours,
         )
         if not self.run.checkpoint_steps():  # there was never anything: not that all is done
-            print(
-                f"{self.stage}: {self.run.checkpoints}: no checkpoint to score; pretrain writes it", file=sys.stderr
-            )
+            print(f"{self.stage}: {self.run.checkpoints}: no checkpoint to score; pretrain writes it", file=sys.stderr)
             return EXIT_NOT_READY
         if decision.action == "skip":
             print(f"{self.stage}: all checkpoints that are there are scored, nothing to do")
