@@ -121,7 +121,9 @@ class HostEnd(Leaseholder):
         blamed, withdrawn = review(last, past)
         if withdrawn:
             self.event("blame taken back", nodes=withdrawn, reason=last.reason)
-            self.try_or_say("take nodes off the list of bad ones", lambda: self.bad_nodes.withdraw(withdrawn, str(self.run.root)))
+            self.try_or_say(
+                "take nodes off the list of bad ones", lambda: self.bad_nodes.withdraw(withdrawn, str(self.run.root))
+            )
         if blamed:
             self._note_bad_nodes(blamed, last.reason)
         return [name for name in last.blamed if name not in blamed]
