@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 TOO_FEW = "Batch job submission failed: Requested node configuration is not available"
-COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sprio", "sshare")
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sacctmgr", "sprio", "sshare")
 
 
 def install(folder: Path) -> dict[str, str]:
