@@ -20,7 +20,7 @@ from pathlib import Path
 TOO_FEW = "Batch job submission failed: Requested node configuration is not available"
 USER = pwd.getpwuid(os.getuid()).pw_name
 COLUMNS = "whole id state exit_code restarts left limit start nodes dependency user reason name comment".split()
-COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sprio", "sshare")
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sacctmgr", "sprio", "sshare")
 
 
 def install(folder: Path) -> dict[str, str]:

@@ -61,6 +61,14 @@ def dump_config(config: Config) -> str:
     return dump(value)
 
 
+def place_of_key(path: Path, overrides: Sequence[str], key: KeyPath) -> Place:
+    """Return where a key of the config at `path` was written, or the nearest that it lies in, for a message."""
+    document = load_document(path)
+    for _ in _apply(document, overrides):
+        pass
+    return document.place(key)
+
+
 def _at(document: Document, path: KeyPath, problem: str) -> Mistake:
     return Mistake(document.place(path), dotted(document.written(path)), problem)
 

@@ -230,10 +230,11 @@ class Slurm:
         except SlurmError:
             return False
 
-    def partitions(self) -> list[Partition]:
-        """List partitions, once for each kind of node in them."""
+    def partitions(self, *, hidden: bool = False, timeout: float | None = None) -> list[Partition]:
+        """List partitions, once for each kind of node in them; also those that are hidden from this user, if asked."""
         found = []
-        for line in self.run(["sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G"]).splitlines():
+        words = ["sinfo", "-h", *(["-a"] if hidden else []), "-o", "%P|%a|%l|%D|%c|%m|%G"]
+        for line in self.run(words, timeout).splitlines():
             cells = [cell.strip() for cell in line.split("|")]
             if len(cells) == 7:
                 name, up, limit, nodes, cpus, memory, gres = cells
@@ -256,11 +257,11 @@ class Slurm:
         """Return the settings of a partition: `GraceTime`: `0`."""
         return fields_of(self.run(["scontrol", "-o", "show", "partition", name]).strip())
 
-    def accounts(self) -> list[str]:
+    def accounts(self, timeout: float | None = None) -> list[str]:
         """List this user's accounts; SlurmError where there is no accounting to ask."""
-        user = self.run(["id", "-un"]).strip()
+        user = self.run(["id", "-un"], timeout).strip()
         words = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user}", "format=Account"]
-        return list(dict.fromkeys(self.run(words).split()))
+        return list(dict.fromkeys(self.run(words, timeout).split()))
 
     def srun_knows(self, option: str) -> bool:
         """Tell whether srun has an option: those of plugins are only there where the plugin is loaded."""
