@@ -35,6 +35,7 @@ def sbatch_flags(
         f"--nodes={config.pretrain.nodes if parallel else 1}",
         f"--ntasks-per-node={tasks}",
         f"--time={getattr(config, stage).time}",
+        *([f"--time-min={least}"] if stage == "pretrain" and (least := config.pretrain.time_min) else []),
         f"--signal=B:USR2@{signal_lead(cluster, save_seconds)}",
     ]
     if phase == ARRAY_PHASE:
