@@ -115,6 +115,13 @@ def test_sbatch_line_of_a_segment() -> None:
     ]  # fmt: skip
 
 
+def test_a_segment_may_be_given_less_time_where_that_fits_a_hole() -> None:
+    jobs = plan_of(cluster=SITE, time="1-00:00:00", time_min="2:00:00", **TWO_NODES).jobs
+    words = {job.name: " ".join(job.command) for job in jobs}
+    assert "--time=1-00:00:00 --time-min=0-02:00:00" in words["pretrain"]
+    assert "--time-min" not in words["tokenize"] + words["evaluate"]
+
+
 def test_one_rank_per_task_where_the_cluster_wants_srun_to_start_them() -> None:
     plan = plan_of(cluster=SITE.model_copy(update={"launcher": "srun"}), **TWO_NODES)
     launch = plan.files["launch/pretrain.env"]

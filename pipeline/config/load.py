@@ -144,7 +144,7 @@ FREE_KEYS = {"threads", "runs_dir"} | {
 } | {
     f"pretrain.{key}"
     for key in (
-        "nodes", "segments", "nproc_per_node", "micro_batch_size",
+        "nodes", "time_min", "segments", "nproc_per_node", "micro_batch_size",
         "parallel", "activation_checkpointing", "loss_chunk_size", "compile",
         "peak_tflops", "mfu", "memory_gb", "sinks", "log_interval", "save_interval", "keep_last", "keep_every",
         "on_divergence", "max_rollbacks", "spike_threshold", "spike_window",

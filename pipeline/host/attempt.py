@@ -18,7 +18,6 @@ from pipeline.run.decision import Attempt
 from pipeline.run.folder import Run
 from pipeline.run.job_ledger import entry_of
 from pipeline.slurm.bad_nodes import BadNodes, bad_nodes_of
-from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError, SlurmRefused
 from pipeline.slurm.exclusion import own_exclude
 from pipeline.slurm.jobs import SlurmJob
@@ -39,7 +38,7 @@ class Host:
         self.config: Config = load_run_config(run.config)
         self.cluster: Cluster = read_cluster(run)
         self.asks = self.cluster.nodes_may_submit  # else no command of Slurm's but srun is called on nodes
-        self.slurm = Slurm()
+        self.slurm = self.cluster.slurm_on_nodes()
         self.queue = JobQueue(run, self.config, self.cluster, self.slurm)
         self.entry = entry_of(run, job_id)  # None: a person has submitted it by hand
         self._exclusions: dict[str, list[str]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_STOPPED
 from pipeline.hints import command
@@ -18,7 +19,6 @@ from pipeline.run.decision import Attempt, Decision, may_begin
 from pipeline.run.place import place_of
 from pipeline.run.records import BeginRecord, JobRecord, SaidRecord
 from pipeline.run.verdict import EXIT_CODES, Verdict
-from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.time_limits import time_seconds
 from pipeline.submit.run_folder import image_of
@@ -174,7 +174,7 @@ class HostBegin(Leaseholder):
         """Queue the Job that goes on when this one ends, however it ends. Training does not wait for it to succeed."""
         if not self.asks:
             return
-        quick = Slurm(timeout=20, pauses=())
+        quick = replace(self.slurm, timeout=20, pauses=())
         try:
             successor = self.queue.ensure_successor(self.job_id, self.since or time.time(), quick, by=self.name)
         except SlurmError as error:

@@ -17,13 +17,15 @@ from pipeline.image.container_errors import container_failure
 from pipeline.plan.flags import signal_lead
 from pipeline.plan.jobs import STAGES
 from pipeline.run.attempts import as_attempt, past_attempts, progress, settle
-from pipeline.run.blame import blame_of, review, was_fine
+from pipeline.run.blame import Fault, blame_of, blamed_nodes, review, was_fine
 from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, after_attempt
 from pipeline.run.job_ledger import read_ledger
 from pipeline.run.owner import current
 from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord, read_record
 from pipeline.run.verdict import EXIT_CODES, WARNED_EARLY, Verdict, await_owner, how_it_ended, said_of
+from pipeline.slurm.launch_errors import nodes_named
+from pipeline.slurm.node_lists import few_nodes
 from pipeline.slurm.time_limits import time_seconds
 from pipeline.submit.queue import QueuedJob
 
@@ -159,6 +161,11 @@ class HostEnd(Leaseholder):
             key = "the cluster file's mem, or pretrain.micro_batch_size"
             reason = f"out of memory (Slurm's oom_kill); change {key}"
             said = said.but(verdict=Verdict.OUT_OF_MEMORY, reason=reason)
+        elif unsaid and (named := nodes_named(log)):
+            faults = [Fault(node.name, "launch") for node in named]
+            blamed = blamed_nodes(faults, self.nodes(), fine_before=was_fine(past, begin.environment))
+            told = f"Slurm says of {few_nodes([node.name for node in named])}: {named[0].text}"
+            said = said.but(verdict=Verdict.ENVIRONMENT, reason=told, nodes=blamed)
         elif self.cluster.image and (failure := self._container_failure(log, begin, past)):
             said = said.but(**failure)
         elif unsaid and (error := FIRST_ERROR.search(log)):
