@@ -43,8 +43,8 @@ class Leaseholder(Host):
     def _holder_state(self, holder: dict[str, Any]) -> HolderState:
         """Tell whether the holder's attempt is over. Its processes may live on: that is what the fence is for."""
         job_id = str(holder.get("job_id", ""))
-        if job_id == self.job_id:
-            return "gone"  # an earlier attempt of this very Job: Slurm starts one at a time
+        if job_id == self.job_id:  # Slurm starts one attempt of a Job at a time: a later one has this one's place
+            return "gone" if int(holder.get("attempt") or 0) <= self.number else "alive"
         if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id):  # a local scheduler or a person: nobody to ask
             return "alive" if is_alive(holder) else "gone" if holder.get("pid") else "unknown"
         entry = entry_of(self.run, job_id)
