@@ -136,7 +136,9 @@ class Cluster(Section):
         WHOLE,
     ] = 120
     max_restarts_without_progress: Annotated[
-        int, Field(ge=1, le=1000, description="attempts in a row without a new step that stop the chain"), WHOLE
+        int,
+        Field(ge=1, le=1000, description="how often in a row one cause, without a new step, stops the chain"),
+        WHOLE,
     ] = 2
     node_mtbf_days: Annotated[
         float,

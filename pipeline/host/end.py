@@ -113,7 +113,7 @@ class HostEnd(Leaseholder):
         blame = None
         if said.verdict == Verdict.ENVIRONMENT:
             report = read_record(self.run.preflight(self.job_id, self.number))
-            blame = blame_of(said.model_dump(), report, past, begin.environment)
+            blame = blame_of(said.model_dump(exclude_none=True), report, past, begin.environment)
         verdict = settle(self.run, begin, said, warned, blame=blame, units=units)
         self.run.warned(self.job_id, self.number).unlink(missing_ok=True)
         return verdict
