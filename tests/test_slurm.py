@@ -417,6 +417,13 @@ def test_where_squeue_cannot_be_read_scontrol_is_asked_about_one_job(fake: Fake)
     assert [call.split()[-1] for call in calls("scontrol")] == ["2"]
 
 
+def test_another_users_job_that_is_not_listed_may_be_hidden(fake: Fake) -> None:
+    fake("squeue", squeue_of(row("1", "RUNNING")))
+    fake("sacct", "exit 1")
+    found = SLURM.jobs(["1", "2", "3"], others={"1", "2"})
+    assert [found[job_id].alive for job_id in "123"] == [True, True, False]
+
+
 def test_nothing_more_is_asked_about_what_has_left_word(fake: Fake) -> None:
     fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     SLURM.jobs(["1", "2"], settled={"1", "2"})

@@ -168,11 +168,14 @@ class Slurm:
 
     # Looking
 
-    def jobs(self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = ()) -> dict[str, SlurmJob]:
+    def jobs(
+        self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = (), others: Collection[str] = ()
+    ) -> dict[str, SlurmJob]:
         """Return what is known of each Job: from squeue; of those that it does not list, from sacct.
 
         Two calls, for any number of Jobs; scontrol is only asked about a single one, and where squeue cannot be. Of
         `settled` ones, which have left word of how they ended, it is enough that squeue has forgotten them.
+        `others` are other users' Jobs: where they are not listed, a site's PrivateData may hide them.
         """
         ids = list(dict.fromkeys(ids))
         if not ids:
@@ -191,7 +194,7 @@ class Slurm:
                 # The database keeps as running what a controller lost; squeue, where it answers, knows all that live.
                 found |= {job_id: job for job_id, job in told.items() if job.ended or not answered}
                 break
-        return {job_id: found.get(job_id) or unknown(job_id, why, answered) for job_id in ids}
+        return {job_id: found.get(job_id) or unknown(job_id, why, answered and job_id not in others) for job_id in ids}
 
     def with_comment(self, prefix: str, timeout: float | None = None) -> list[SlurmJob]:
         """Return the Jobs of any user, in any state that squeue still shows, whose comments begin with `prefix`."""
