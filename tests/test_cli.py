@@ -87,7 +87,7 @@ def test_a_slurm_that_does_not_answer_is_none(pipeline: Pipeline, micro: Path, t
 
 
 def test_version_and_help(pipeline: Pipeline) -> None:
-    assert pipeline("--version").stdout.strip() == "0.1.0"
+    assert pipeline("--version").stdout.strip() == "0.2.0"
     assert "submit" in pipeline("--help").stdout
 
 
