@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 from pipeline.evaluation.release import released
 from pipeline.hints import command
 from pipeline.plan.jobs import STAGES
@@ -35,7 +36,10 @@ from pipeline.run.records import (
     whole,
 )
 from pipeline.slurm.states import lacks_nodes
-from pipeline.status.slurm import Answer, Queue, answer, ask_queue, ask_slurm, last_attempts
+from pipeline.status.slurm import Answer, Last, Queue, answer, ask_queue, ask_slurm, last_attempts
+from pipeline.submit.missing import not_submitted
+from pipeline.submit.queue import QueuedJob
+from pipeline.submit.run_folder import read_cluster
 
 JOB_STATES = ("pending", "running", "completed", "failed", "stopped")
 QUEUED = ("Priority", "Resources")  # Slurm's words for a Job whose turn depends on its priority alone
@@ -96,6 +100,7 @@ class Status:
     compressors: dict[str, float] = field(default_factory=dict)
     released: int | None = None  # step
     queue: Queue = field(default_factory=Queue)
+    not_submitted: list[str] = field(default_factory=list)  # Jobs of a living chain that are not at Slurm
 
     def to_json(self) -> dict[str, Any]:
         """Return the contract of `status --json`."""
@@ -112,6 +117,7 @@ class Status:
             "time": self.time.to_json() if self.time else None,
             "released": self.released,
             "scores": [score.to_json() for score in self.scores],
+            "not_submitted": self.not_submitted,
             **self.queue.to_json(),
             "source": self.source,
         }
@@ -124,13 +130,16 @@ def read_state(run: Run, config: Config | None = None) -> Status:
     if (place := place_of(run)).copied:  # the Jobs in its records are the original's
         reason = f"a copy of {place.former}, with no Jobs of its own; go on with it: {command('resume', run.root)}"
         return Status(run, "planned", reason, [], "run.json", max_steps=most)
-    record = read_record(run.jobs)
     if is_on_slurm(run):
-        jobs, source = _slurm_jobs(run)
+        lasts = last_attempts(run)
+        found, source = ask_slurm(run, lasts)
+        jobs = _slurm_jobs(found, lasts)
         state, reason = _slurm_state(run, config, jobs)
-    else:
-        jobs = _jobs(run, record)
-        state, reason, source = _state(run, config, record, jobs)
+        missing = _not_submitted(run, config, found) if state in LIVELY else []
+        return Status(run, state, reason, jobs, source, max_steps=most, not_submitted=missing)
+    record = read_record(run.jobs)
+    jobs = _jobs(run, record)
+    state, reason, source = _state(run, config, record, jobs)
     return Status(run, state, reason, jobs, source, max_steps=most)
 
 
@@ -201,25 +210,28 @@ def _job(run: Run, entry: Record, record: Record) -> JobStatus:
     )
 
 
-def _slurm_jobs(run: Run) -> tuple[list[JobStatus], str]:
-    """Return the Jobs of the ledger with what Slurm says of them now, in one call for all, seldom more."""
-    lasts = last_attempts(run)
-    found, source = ask_slurm(run, lasts)
-    told = [(record, answer(run, record, job, lasts)) for record, job in found]
-    jobs = []
-    for record, segment in _shown([(record, answered) for record, answered in told]):
-        answered = next(a for r, a in told if r is record)
-        jobs.append(
-            JobStatus(
-                record.stage, segment, str(record.job_id), answered.attempt, answered.state, answered.reason,
-                answered.log, answered.started, answered.ended, answered.nodes, answered.start, answered.time_left,
-                answered.waits_for, record.phase,
-            )
-        )  # fmt: skip
-    return jobs, source
+def _slurm_jobs(found: list[QueuedJob], lasts: dict[tuple[str, str], Last]) -> list[JobStatus]:
+    """Return the Jobs of the ledger with what Slurm says of them now."""
+    return [
+        JobStatus(
+            record.stage, segment, str(record.job_id), said.attempt, said.state, said.reason, said.log, said.started,
+            said.ended, said.nodes, said.start, said.time_left, said.waits_for, record.phase,
+        )
+        for record, said, segment in _shown([(queued.record, answer(queued, lasts)) for queued in found])
+    ]  # fmt: skip
 
 
-def _shown(told: list[tuple[JobRecord, Answer]]) -> list[tuple[JobRecord, int]]:
+def _not_submitted(run: Run, config: Config | None, found: list[QueuedJob]) -> list[str]:
+    """Name the Jobs of the chain that are missing; none where that cannot be said."""
+    if config is None:
+        return []
+    try:
+        return not_submitted(run, config, read_cluster(run), [queued for queued in found if queued.alive])
+    except UserError:
+        return []
+
+
+def _shown(told: list[tuple[JobRecord, Answer]]) -> list[tuple[JobRecord, Answer, int]]:
     """Choose the Jobs that say something, in the order of the chain, each with its number among several of a kind.
 
     Left out are those that ended without having begun where another one has taken their place, and evaluate Jobs beside
@@ -238,7 +250,7 @@ def _shown(told: list[tuple[JobRecord, Answer]]) -> list[tuple[JobRecord, int]]:
     numbers |= {record.number: at for at, record in enumerate(beside, 1)}
     stages = {stage: at for at, stage in enumerate(STAGES)}
     kept.sort(key=lambda pair: (stages.get(pair[0].stage, -1), pair[0].role != "beside"))
-    return [(record, record.segment or numbers.get(record.number, 0)) for record, _ in kept]
+    return [(record, said, record.segment or numbers.get(record.number, 0)) for record, said in kept]
 
 
 def _slurm_state(run: Run, config: Config | None, jobs: list[JobStatus]) -> tuple[str, str]:

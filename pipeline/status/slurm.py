@@ -19,7 +19,7 @@ from pipeline.slurm.bad_nodes import BadNode, bad_nodes_of
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.jobs import SlurmJob, unknown
 from pipeline.slurm.priority import Priority
-from pipeline.submit.queue import RunJobs
+from pipeline.submit.queue import QueuedJob, RunJobs
 from pipeline.submit.run_folder import read_cluster
 
 Record = dict[str, Any]
@@ -27,6 +27,7 @@ Record = dict[str, Any]
 RUNNING = ("running", "completing", "suspended")
 WAITING = ("pending", "requeued", "requeue_hold")
 MOST_PRIORITIES = 20
+FORGOTTEN = "Slurm no longer knows this job"
 LOG = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>[0-9]+(?:_[0-9]+)?)\.(?P<attempt>\d+)\.log")
 
 # What an attempt was warned of, as its host wrote it down.
@@ -89,22 +90,32 @@ def last_attempts(run: Run) -> dict[tuple[str, str], Last]:
     return found
 
 
-def ask_slurm(run: Run, lasts: dict[tuple[str, str], Last]) -> tuple[list[tuple[JobRecord, SlurmJob | None]], str]:
-    """Return the Run's Jobs with what Slurm says of each, and where that was read; None of it where it is silent."""
-    records = [record for record in read_ledger(run) if record.job_id]
+def ask_slurm(run: Run, lasts: dict[tuple[str, str], Last]) -> tuple[list[QueuedJob], str]:
+    """Return the Run's Jobs with what Slurm says of each, and where that was read.
+
+    One that is known to have ended is not asked about.
+    """
+    records = read_ledger(run)
     try:
         jobs = RunJobs(run, cluster := read_cluster(run), cluster.slurm())
-        found = {queued.job_id: queued.job for queued in jobs.look(keep=False)}
+        found = jobs.look(keep=False)
     except UserError as error:  # of the cluster file, or no answer
-        silent = unknown("", str(error).splitlines()[-1], answered=False)
-        return [(record, silent) for record in records], f"jobs/ and verdicts; Slurm cannot be asked ({silent.reason})"
-    forgotten = [r for r in records if not r.closed and found[str(r.job_id)].forgotten and not _settled(r, lasts)]
-    found |= jobs.slurm.jobs([str(record.job_id) for record in forgotten])
-    if short := [job_id for job_id, job in found.items() if job.lacks_nodes]:
+        why = str(error).splitlines()[-1]
+        told = [QueuedJob(r, unknown(r.job_id, why, answered=r.closed)) for r in records if r.job_id]
+        return told, f"jobs/ and verdicts; Slurm cannot be asked ({why})"
+    forgotten = [q.job_id for q in found if q.record.job_id and q.job.forgotten and not _settled(q.record, lasts)]
+    answers = jobs.slurm.jobs(forgotten)
+    found = [replace(queued, job=answers.get(queued.job_id, queued.job)) for queued in found]
+    if short := [queued.job_id for queued in found if queued.job.lacks_nodes]:
         with suppress(SlurmError):
-            found |= {key: replace(found[key], excluded=nodes) for key, nodes in jobs.slurm.excluded(short).items()}
-    sources = sorted({job.source if job.source != "none" else "verdicts" for job in found.values()})
-    told = [(record, found.get(str(record.job_id))) for record in records]
+            kept_off = jobs.slurm.excluded(short)
+            found = [replace(q, job=replace(q.job, excluded=kept_off.get(q.job_id, ""))) for q in found]
+    sources = sorted({queued.job.source if queued.job.source != "none" else "verdicts" for queued in found})
+    looked = {queued.job_id for queued in found}
+    ended = [
+        QueuedJob(r, unknown(r.job_id, FORGOTTEN)) for r in records if r.closed and r.job_id and r.job_id not in looked
+    ]
+    told = sorted((q for q in (*ended, *found) if q.record.job_id), key=lambda queued: queued.record.number)
     return told, f"Slurm ({', '.join(sources)})" if sources else "Slurm"
 
 
@@ -130,9 +141,9 @@ def ask_queue(run: Run, waiting: list[str]) -> Queue:
     return Queue(priorities, shares, sorted(bad_nodes_of(run, cluster).read().values(), key=lambda node: node.name))
 
 
-def answer(run: Run, record: JobRecord, job: SlurmJob | None, lasts: dict[tuple[str, str], Last]) -> Answer:
-    """Tell how one Job of the ledger is doing. `job` is None for one that is known to have ended."""
-    job_id, stage = str(record.job_id), record.stage
+def answer(queued: QueuedJob, lasts: dict[tuple[str, str], Last]) -> Answer:
+    """Tell how one Job of the ledger is doing."""
+    record, job, job_id, stage = queued.record, queued.job, queued.job_id, queued.record.stage
     if record.tasks > 1:
         return _answer_of_array(stage, job_id, record.tasks, job, lasts)
     last = lasts.get((stage, job_id))
@@ -141,55 +152,51 @@ def answer(run: Run, record: JobRecord, job: SlurmJob | None, lasts: dict[tuple[
     state, reason = _state(job, verdict)
     started = begin.time if begin and state != "pending" else None
     ended = verdict.time if verdict and state not in ("running", "pending") else None
-    if job is None:
-        return Answer(state, reason, attempt, log, started, ended)
     return Answer(
         state, reason, attempt, log, started, ended, job.nodes, job.start,
         job.time_left if state == "running" else None, job.reason if job.state in WAITING else "",
     )  # fmt: skip
 
 
-def _answer_of_array(
-    stage: str, job_id: str, tasks: int, job: SlurmJob | None, lasts: dict[tuple[str, str], Last]
-) -> Answer:
+def _answer_of_array(stage: str, job_id: str, tasks: int, job: SlurmJob, lasts: dict[tuple[str, str], Last]) -> Answer:
     """Tell how all tasks of a Job array are doing: in one line, with the reason of one that failed."""
     found = [last for task in range(tasks) if (last := lasts.get((stage, f"{job_id}_{task}")))]
     complete = [last for last in found if last.verdict and last.verdict.verdict == COMPLETE]
     failed = [last for last in found if last.verdict and last not in complete]
     shown = failed[0] if failed else found[-1] if found else None
     state, reason = _state(job, shown.verdict if failed and shown else None)
-    if job is None or job.state not in (*RUNNING, *WAITING):
+    if job.state not in (*RUNNING, *WAITING):
         # One that had nothing to do has left no verdict.
-        complete_enough = not failed and (len(complete) == tasks or (job is not None and job.success))
+        complete_enough = not failed and (len(complete) == tasks or job.success)
         state = "completed" if complete_enough else state
-    told = words(tasks, len(complete), job.tasks if job else {})
+    told = words(tasks, len(complete), job.tasks)
     reason = "" if state == "completed" else f"{told}; {reason}" if reason else told
     began = [last.verdict.began for last in found if last.verdict]
     ends = [last.verdict.time for last in found if last.verdict]
     return Answer(
         state, reason, None, shown.log if shown else None, min((time for time in began if time), default=None),
         max((time for time in ends if time), default=None) if state not in ("running", "pending") else None,
-        start=job.start if job else None, waits_for=job.reason if job and job.state in WAITING else "",
+        start=job.start, waits_for=job.reason if job.state in WAITING else "",
     )  # fmt: skip
 
 
-def _state(job: SlurmJob | None, verdict: VerdictRecord | None) -> tuple[str, str]:
+def _state(job: SlurmJob, verdict: VerdictRecord | None) -> tuple[str, str]:
     kind, why = (verdict.verdict, verdict.reason) if verdict else (None, "")
-    if job is not None and job.state in RUNNING:
+    if job.state in RUNNING:
         return "running", ""
-    if job is not None and job.state in WAITING:
+    if job.state in WAITING:
         return "pending", job.explain()
     if kind == COMPLETE:
         return "completed", ""
-    if job is not None and not job.answered and kind not in FINAL:
+    if not job.answered and kind not in FINAL:
         ended = f"; its last attempt ended with {kind}" if kind else ""
         return "pending", f"not known: {job.reason}{ended}"
     if verdict and kind == STOPPED:
         return "stopped", WARNED.get(str(verdict.warned), why)
     if kind is not None:
         return "failed", f"{kind}: {why}" if why else str(kind)
-    if job is None or job.state.startswith("unknown"):
-        return "stopped", "Slurm no longer knows this job, and it left no verdict"
+    if job.state.startswith("unknown"):
+        return "stopped", f"{FORGOTTEN}, and it left no verdict"
     if job.success:
         return "completed", "had nothing to do"
     return "failed" if job.state != "cancelled" else "stopped", job.explain() or job.state

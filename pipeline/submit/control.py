@@ -22,52 +22,55 @@ def stop(run: Run) -> str:
     _check_own(run, "stop")
     _touch(run, "stop")
     run.event("stop wanted", user=os.environ.get("USER", str(os.getuid())))
-    if not is_on_slurm(run):
-        return f"{run.name} saves and stops at its next step. Go on later with:\n  {command('resume', run.root)}"
-    try:
-        jobs = _jobs(run)
-        alive = jobs.alive()
-        waiting = jobs.cancel(queued for queued in alive if queued.waits)
-    except UserError as error:  # no answer, or a team mate's jobs, say
-        told = f"{run.name} saves and stops at its next step; Jobs that wait end when they start"
-        return f"{told} ({str(error).splitlines()[0]}). Go on later with:\n  {command('resume', run.root)}"
-    running = any(not queued.waits for queued in alive)
-    told = f"{run.name} saves and stops at its next step." if running else f"{run.name}: none of its Jobs runs."
-    told += f" Cancelled what waited: {', '.join(waiting)}." if waiting else ""
+    told = _stop_on_slurm(run) if is_on_slurm(run) else f"{run.name} saves and stops at its next step."
     return f"{told} Go on later with:\n  {command('resume', run.root)}"
+
+
+def _stop_on_slurm(run: Run) -> str:
+    try:
+        jobs = _jobs_at_slurm(run)
+        alive = jobs.alive()
+        running = any(not queued.waits for queued in alive)
+        told = f"{run.name} saves and stops at its next step." if running else f"{run.name}: none of its Jobs runs."
+        waiting = jobs.cancel(queued for queued in alive if queued.waits)
+        return f"{told} Cancelled what waited: {', '.join(waiting)}." if waiting else told
+    except UserError as error:  # no answer, or a team mate's jobs
+        return f"{run.name} stops. The jobs that wait end when they start ({str(error).splitlines()[0]})."
 
 
 def cancel(run: Run) -> str:
     """Cancel all Jobs of a Run, dependants first, so that none starts because another has ended."""
     _check_own(run, "cancel")
-    if not is_on_slurm(run):
-        return _cancel_here(run)
-    jobs = _jobs(run)
-    alive = [queued for queued in jobs.alive() if queued.record.job_id]
+    names = _cancel_at_slurm(run) if is_on_slurm(run) else _cancel_here(run)
+    told = ", ".join(f"{name} ({job_id})" for job_id, name in names.items())
+    return f"cancelled {told}. Go on from the newest checkpoint with:\n  {command('resume', run.root)}"
+
+
+def _cancel_at_slurm(run: Run) -> dict[str, str]:
+    """Cancel what lives at Slurm and is the Run's own; an id alone is never enough for that."""
+    jobs = _jobs_at_slurm(run)
+    alive = [queued for queued in jobs.alive() if queued.record.job_id and queued.job.answered]
     if not alive:
         raise NotReadyError(f"{run.name}: none of its Jobs waits or runs")
     _touch(run, "stop")
     jobs.cancel(alive)
-    return _cancelled(run, [(queued.record.kind, queued.job_id) for queued in alive])
+    names = {queued.job_id: queued.record.kind for queued in alive}
+    run.event("cancel", user=os.environ.get("USER", str(os.getuid())), jobs=list(names))
+    return names
 
 
-def _cancel_here(run: Run) -> str:
+def _cancel_here(run: Run) -> dict[str, str]:
     jobs = [job for job in read_state(run).jobs if job.state in ("pending", "running")]
     if not jobs:
         raise NotReadyError(f"{run.name}: none of its Jobs waits or runs")
     _touch(run, "stop")
     _end_local_scheduler(run)
-    return _cancelled(run, [(job.name, job.job_id) for job in jobs])
+    names = {job.job_id: job.name for job in jobs}
+    run.event("cancel", user=os.environ.get("USER", str(os.getuid())), jobs=list(names))
+    return names
 
 
-def _cancelled(run: Run, jobs: list[tuple[str, str]]) -> str:
-    run.event("cancel", user=os.environ.get("USER", str(os.getuid())), jobs=[job_id for _, job_id in jobs])
-    names = ", ".join(f"{name} ({job_id})" for name, job_id in jobs)
-    return f"cancelled {names}. Go on from the newest checkpoint with:\n  {command('resume', run.root)}"
-
-
-def _jobs(run: Run) -> RunJobs:
-    """Return the Run's own Jobs at Slurm: a job id that somebody else was given since is not among them."""
+def _jobs_at_slurm(run: Run) -> RunJobs:
     cluster = read_cluster(run)
     return RunJobs(run, cluster, cluster.slurm())
 

@@ -7,7 +7,7 @@ did not answer is not known, and what is not known is taken to be alive.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,28 +69,24 @@ class RunJobs:
         records = job_ledger.read_ledger(self.run)
         users = {record.user for record in records if record.user} | {job_ledger.this_user()}
         here = self.slurm.of_run(self.id, users if "" not in users else ())
-        found = [self._match(record, here) for record in records if not record.closed]
-        if not keep:
-            return found
+        found: list[QueuedJob] = []
+        for record in records:
+            if not record.closed:
+                found.append(self._match(record, here, {q.job_id for q in found}))
         known = {queued.job_id for queued in found}
-        found += [QueuedJob(self._adopt(job), job) for job in here if job.job_id not in known and job.alive]
-        for queued in found:
-            if queued.job.gone and not queued.record.closed:
-                job_ledger.keep(self.run, queued.record.but(closed=True))
-        return found
+        found += [self._unlisted(job, records) for job in here if job.alive and job.job_id not in known]
+        return [self._kept(queued, records) for queued in found] if keep else found
 
     def alive(self) -> list[QueuedJob]:
         """Return those that wait or run, and those of which nothing is known."""
         return [queued for queued in self.look() if queued.alive]
 
-    def _match(self, record: JobRecord, here: Sequence[SlurmJob]) -> QueuedJob:
+    def _match(self, record: JobRecord, here: Sequence[SlurmJob], taken: Collection[str]) -> QueuedJob:
         """Find the Job of an entry; one that was submitted, and whose id was not heard, gets it now."""
-        mine = [job for job in here if self._is(record, job)]
+        mine = [job for job in here if self._is(record, job, taken)]
         if mine:
             job = min(mine, key=lambda job: not job.alive)
-            if record.job_id is None:
-                record = job_ledger.keep(self.run, record.but(job_id=job.job_id))
-            return QueuedJob(record, job)
+            return QueuedJob(record.but(job_id=job.job_id), job)
         if record.job_id is None:
             # People's commands wait for each other, so one that has left this behind is dead.
             young = bool(record.by) and time.time() - record.submitted < VOID_SECONDS
@@ -99,27 +95,49 @@ class RunJobs:
         hidden = record.user not in ("", job_ledger.this_user())
         return QueuedJob(record, unknown(record.job_id, "squeue no longer names it", answered=not hidden))
 
-    def _is(self, record: JobRecord, job: SlurmJob) -> bool:
+    def _is(self, record: JobRecord, job: SlurmJob, taken: Collection[str] = ()) -> bool:
         """Tell whether a Job of the queue is that of an entry: by its token, where the site leaves comments alone."""
         if record.job_id not in (None, job.job_id) or record.user not in ("", job.user):
             return False
         if self.cluster.job_mark == "comment":
             return record.token == job.comment
-        return record.name == job.name and (record.job_id is not None or not self._claimed(job))
+        return record.name == job.name and (record.job_id is not None or not self._claimed(job, taken))
 
-    def _claimed(self, job: SlurmJob) -> bool:
-        return any(record.job_id == job.job_id for record in job_ledger.read_ledger(self.run))
+    def _claimed(self, job: SlurmJob, taken: Collection[str]) -> bool:
+        claimed = (record.job_id == job.job_id for record in job_ledger.read_ledger(self.run))
+        return job.job_id in taken or any(claimed)
 
-    def _adopt(self, job: SlurmJob) -> JobRecord:
-        """Make an entry for a Job of this Run that the ledger does not know: its file was lost."""
-        kind = job.comment.removeprefix(job_ledger.token_prefix(self.id)).rpartition(".")[0]
+    def _unlisted(self, job: SlurmJob, records: Sequence[JobRecord]) -> QueuedJob:
+        """Return a Job that lives although its entry says that it has ended, or was lost."""
+        for record in reversed(records):
+            if record.job_id == job.job_id and self._is(record, job):
+                return QueuedJob(record.but(closed=False), job)  # it was requeued
+        prefix = job_ledger.token_prefix(self.id)
+        token = job.comment if job.comment.startswith(prefix) else ""
+        kind = token.removeprefix(prefix).rpartition(".")[0]
         kind = kind or job.name.removeprefix(f"{self.run.name}-").removesuffix(f"-{self.id}")
         stage = kind if kind in ("pretrain", "preflight", *FOLLOWERS) else "tokenize"
         phase = kind if stage == "tokenize" and kind != stage else ""
-        record = job_ledger.reserve(self.run, stage=stage, phase=phase, name=job.name, dependency=job.dependency)
-        return job_ledger.keep(
-            self.run, record.but(job_id=job.job_id, token=job.comment or record.token, user=job.user)
-        )
+        record = JobRecord(
+            stage=stage, phase=phase, token=token, name=job.name, user=job.user, job_id=job.job_id,
+            dependency=job.dependency, submitted=time.time(),
+        )  # fmt: skip
+        return QueuedJob(record, job)
+
+    def _kept(self, queued: QueuedJob, records: Sequence[JobRecord]) -> QueuedJob:
+        """Write down what was learned of a Job: its id, that it has ended, that there is one at all."""
+        record = queued.record.but(closed=queued.job.gone)
+        try:
+            return queued if record in records else replace(queued, record=self._keep(record, records))
+        except OSError:  # it is another person's Run, or the disk is full: it is learned again the next time
+            return queued
+
+    def _keep(self, record: JobRecord, records: Sequence[JobRecord]) -> JobRecord:
+        if not record.number and not any(record.job_id == other.job_id for other in records):
+            about = record.model_dump(exclude={"number", "token", "user", "job_id", "submitted"})
+            fresh = job_ledger.reserve(self.run, **about)
+            record = fresh.but(token=record.token or fresh.token, user=record.user, job_id=record.job_id)
+        return job_ledger.keep(self.run, record)
 
     # Changing
 
@@ -215,11 +233,11 @@ class JobQueue(RunJobs):
         edge = f"afterany:{predecessor},singleton"
         if waiting:
             successor = self.repoint(waiting[0], edge)
-            self.cancel(waiting[1:])
         else:
             record = self.submit("pretrain", edge, since=since, slurm=slurm, by=by)
             successor = QueuedJob(record, SlurmJob(str(record.job_id), "pending", "sbatch"))
         self.point_followers(jobs, successor.job_id)
+        self.cancel(waiting[1:])  # now that nothing waits for them any more
         return successor
 
     def point_followers(self, jobs: Sequence[QueuedJob], segment: str) -> None:

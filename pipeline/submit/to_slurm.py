@@ -10,12 +10,12 @@ from rich.markup import escape
 
 from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
-from pipeline.errors import EXIT_DONE, NotReadyError, StorageError
+from pipeline.errors import EXIT_DONE, NotReadyError, StorageError, UserError
 from pipeline.evaluation.backfill import Backfill
 from pipeline.hints import command
 from pipeline.image.container import check_pyxis
-from pipeline.plan.flags import TOKENIZE_PHASES, Flags, array_range
-from pipeline.plan.jobs import ALONE, Job, Plan
+from pipeline.plan.flags import Flags, array_range
+from pipeline.plan.jobs import ALONE, STAGES, Job, Plan
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
 from pipeline.run.records import JobRecord
@@ -23,8 +23,11 @@ from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.options import option_words
 from pipeline.slurm.time_limits import time_seconds
+from pipeline.submit.missing import Place, begun_segments, chain_since, missing_places
 from pipeline.submit.queue import FOLLOWERS, JobQueue, QueuedJob
 from pipeline.submit.run_folder import PROJECT
+
+ORDER = (*ALONE, *STAGES)
 
 
 class Submission:
@@ -41,79 +44,91 @@ class Submission:
         stages = {job.stage for job in plan.jobs}
         self.role = "alone" if stages <= {*FOLLOWERS} or stages <= {*ALONE} else "chain"
         self.ids: dict[str, str] = {}  # name in the Plan -> id of the Jobs that later ones may depend on
+        self.last_segment = ""  # id of the one that the chain comes to last
+        self.queued: dict[str, str] = {}  # name -> id of what is at Slurm by now, also where the rest is refused
+        self.surplus: list[QueuedJob] = []
         self.since = time.time()
 
     def submit(self, told: Callable[[str], None]) -> list[str]:
         """Submit what is neither complete nor queued; return the names of the Jobs that were submitted."""
         alive = [] if self.is_new else self.queue.alive()
+        self.queued = {f"{queued.record.kind} {queued.job_id}": queued.job_id for queued in alive}
         _refuse_unheard(alive, self.run)
-        wanted = self._wanted(alive)
+        missing = self._missing(alive)
+        segments = [queued for queued in alive if queued.is_chain("pretrain")]
+        self.last_segment = segments[-1].job_id if segments else ""
         submitted = []
-        for job in self.plan.jobs:
-            living = [queued for queued in alive if _does(queued, job, self.role)]
+        # One of several Segments that is missing comes behind those that are there.
+        for job in sorted(self.plan.jobs, key=lambda job: (ORDER.index(job.stage), job.name in missing)):
+            living = [queued for queued in alive if place_of_job(job).is_of(queued, self.role)]
             if living:
-                self._adopt(job, living, told)
-            elif job in wanted:
-                record = self._submit(job)
+                submitted += self._adopt(job, living, told)
+            elif job.name in missing:
+                record = self._submit(job, alive)
                 submitted.append(job.name)
                 told(f"[bold]{job.name}[/]  submitted as job {record.job_id}, {record.dependency}".rstrip(", "))
+        self.queue.cancel(self.surplus)  # now that nothing waits for them any more
         return submitted
 
-    def _wanted(self, alive: list[QueuedJob]) -> list[Job]:
-        """Return the Plan's Jobs that have work to do and none of whose kind is alive."""
-        wanted = [job for job in self.plan.jobs if not is_complete(self.run, self.config, job.stage)]
-        wanted = [job for job in wanted if not self._is_past(job, alive)]
-        if any(queued.is_chain("pretrain") for queued in alive):
-            # One that lives has the others behind it, or sees to them when it begins: another one would be a second.
-            wanted = [job for job in wanted if job.stage != "pretrain"]
-        return wanted
+    def _missing(self, alive: list[QueuedJob]) -> set[str]:
+        """Return the names of the Plan's Jobs that have work to do and none of whose kind is alive."""
+        begun = begun_segments(self.run, alive) if any(job.segment for job in self.plan.jobs) else ()
+        places = missing_places(map(place_of_job, self.plan.jobs), alive, self._is_complete, begun, self.role)
+        return {place.name for place in places}
 
-    def _is_past(self, job: Job, alive: list[QueuedJob]) -> bool:
-        """Tell whether a later phase of the Job's Stage is queued already, so that this one has ended well."""
-        later = TOKENIZE_PHASES[TOKENIZE_PHASES.index(job.phase) + 1 :] if job.phase else ()
-        return any(queued.is_chain(job.stage) and queued.record.phase in later for queued in alive)
+    def _is_complete(self, stage: str) -> bool:
+        return is_complete(self.run, self.config, stage)
 
-    def _adopt(self, job: Job, living: list[QueuedJob], told: Callable[[str], None]) -> None:
-        """Take Jobs that are alive already; where what they wait for was submitted anew, let them wait for that."""
+    def _adopt(self, job: Job, living: list[QueuedJob], told: Callable[[str], None]) -> list[str]:
+        """Take Jobs that are alive already; where what they wait for was submitted anew, let them wait for that.
+
+        Return the Job's name where a successor had to be submitted.
+        """
         if job.stage == "pretrain" and not job.segment:
             living = self._adopt_segments(living)
+            self.last_segment = living[-1].job_id
+        dependency = self._dependency(job, "" if job.stage == "pretrain" else self.last_segment)
+        if dependency and (job.stage != "pretrain" or self._tokenize_is_new(job)):
+            living = [self.queue.repoint(queued, dependency) if queued.waits else queued for queued in living]
         newest = living[-1]
-        dependency = self._dependency(job)
-        if (newest.waits and dependency and job.stage != "pretrain") or (
-            newest.waits and job.stage == "pretrain" and self._tokenize_is_new(job)
-        ):
-            newest = self.queue.repoint(newest, dependency)
         self.ids[job.name] = newest.job_id
         if newest.job.lacks_nodes:  # those that it was kept off when it was submitted, or since, may be too many by now
             names = self.queue.excluded(job.stage, self.queue.flags(job.stage, job.phase))
             self.slurm.update(newest.job_id, ExcNodeList=",".join(names))
+        fresh = [queued for queued in living if queued.job.source == "sbatch"]
         for queued in living:
-            told(f"[bold]{job.name}[/]  {queued.job.state} already, job {queued.job_id}")
+            self.queued[f"{queued.record.kind} {queued.job_id}"] = queued.job_id
+            how = f"submitted as job {queued.job_id}, {queued.record.dependency}" if queued in fresh else ""
+            told(f"[bold]{job.name}[/]  {how or f'{queued.job.state} already, job {queued.job_id}'}")
+        return [job.name] if fresh else []
 
     def _adopt_segments(self, living: list[QueuedJob]) -> list[QueuedJob]:
         """Leave one that works and one that waits; where none waits behind one that works, queue it."""
+        if not self.cluster.nodes_may_submit:
+            return living
         working = [queued for queued in living if not queued.waits]
         waiting = [queued for queued in living if queued.waits]
-        if working and self.cluster.nodes_may_submit:
-            successor = self.queue.ensure_successor(working[-1].job_id, self.since)
-            return [working[-1], successor]
-        if len(waiting) > 1 and self.cluster.nodes_may_submit:
-            self.queue.cancel(waiting[1:])
-        return [*working[-1:], *waiting[:1]] if self.cluster.nodes_may_submit else living
+        if working and not self._is_complete("pretrain"):
+            return [working[-1], self.queue.ensure_successor(working[-1].job_id, self.since)]
+        self.surplus += waiting[1:]
+        return [*working[-1:], *waiting[:1]]
 
     def _tokenize_is_new(self, job: Job) -> bool:
         return any(edge.startswith("afterok:") and edge.partition(":")[2] in self.ids for edge in job.after)
 
-    def _submit(self, job: Job) -> JobRecord:
+    def _submit(self, job: Job, alive: list[QueuedJob]) -> JobRecord:
         flags: Flags = {}
         tasks = self._tasks(job)
         if job.tasks > 1:
             flags["array"] = array_range(tasks, self.config.tokenize.max_running_tasks)
         record = self.queue.submit(
-            job.stage, self._dependency(job), phase=job.phase, flags=flags, segment=job.segment, tasks=tasks,
-            since=self.since, role=self.role,
+            job.stage, self._dependency(job, self.last_segment), phase=job.phase, flags=flags, segment=job.segment,
+            tasks=tasks, since=(chain_since(alive) if job.segment else None) or self.since, role=self.role,
         )  # fmt: skip
         self.ids[job.name] = str(record.job_id)
+        self.queued[f"{record.kind} {record.job_id}"] = str(record.job_id)
+        if job.stage == "pretrain":
+            self.last_segment = str(record.job_id)
         return record
 
     def test(self, told: Callable[[str], None]) -> None:
@@ -134,24 +149,22 @@ class Submission:
             return job.tasks  # sbatch will say it
         return max(1, min(job.tasks, most))  # numbers are below MaxArraySize
 
-    def _dependency(self, job: Job) -> str:
-        """Return the edges to Jobs that are still to end, in sbatch's spelling."""
+    def _dependency(self, job: Job, segment: str = "") -> str:
+        """Return the edges to Jobs that are still to end, in sbatch's spelling; to `segment` in place of the Plan's."""
         edges = []
         for edge in job.after:
             kind, _, name = edge.partition(":")
+            parent = segment if self.role == "chain" and name.startswith("pretrain") and segment else self.ids.get(name)
             if not name:
                 edges.append(kind)
-            elif name in self.ids:
-                edges.append(f"{kind}:{self.ids[name]}")
+            elif parent:
+                edges.append(f"{kind}:{parent}")
         return ",".join(edges)
 
 
-def _does(queued: QueuedJob, job: Job, role: str) -> bool:
-    """Tell whether a Job at Slurm does what one of the Plan is to do."""
-    record = queued.record
-    if record.stage != job.stage or record.phase != job.phase or record.role not in ("chain", role):
-        return False
-    return not job.segment or queued.record.segment in (0, job.segment)
+def place_of_job(job: Job) -> Place:
+    """Return what a Job of the Plan does."""
+    return Place(job.name, job.stage, job.segment, job.phase)
 
 
 def _refuse_unheard(alive: list[QueuedJob], run: Run) -> None:
@@ -162,6 +175,17 @@ def _refuse_unheard(alive: list[QueuedJob], run: Run) -> None:
         raise NotReadyError(
             f"{path}: sbatch was called for {unheard[0].record.kind} a moment ago and has not answered; "
             f"give the same command again in a minute: {command('resume', run.root)}"
+        )
+
+
+class HalfSubmitted(UserError):
+    """Slurm refused a Job of the chain, or did not answer, after others were queued."""
+
+    def __init__(self, error: SlurmError, run: Run, queued: list[str]) -> None:
+        self.exit_code = error.exit_code
+        super().__init__(
+            f"{error}\nQueued already: {', '.join(queued)}. The same command again adds what is missing:\n"
+            f"  {command('resume', run.root)}\nTo take back what is queued:\n  {command('cancel', run.root)}"
         )
 
 
@@ -191,7 +215,12 @@ def submit_chain(
         except (OSError, ValueError, SystemExit):  # a reader that has seen enough (| head; rich ends the process then),
             console.quiet = True  # or a full disk, is no reason to leave the chain half submitted
 
-    submitted = submission.submit(told)
+    try:
+        submitted = submission.submit(told)
+    except SlurmError as error:
+        if not submission.queued:
+            raise
+        raise HalfSubmitted(error, run, list(submission.queued)) from error
     if submitted:
         try:
             run.event("submit", jobs={name: submission.ids[name] for name in submitted})
