@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pipeline.errors import EXIT_DONE
 from pipeline.host.attempt import Host
-from pipeline.run.job_ledger import entry_of
+from pipeline.run.job_ledger import entry_of, this_user
 from pipeline.run.owner import current, is_alive, take
 from pipeline.run.records import JobRecord
 from pipeline.run.verdict import verdict_of
@@ -50,7 +50,8 @@ class Leaseholder(Host):
         entry = entry_of(self.run, job_id)
         if not self.asks:
             return self._unasked_state(holder, entry)
-        job = self.slurm.jobs([job_id])[job_id]
+        another = entry is not None and entry.user not in ("", this_user())  # whose Jobs may be hidden from this user
+        job = self.slurm.jobs([job_id], others=[job_id] if another else ())[job_id]
         if not job.answered:
             # A successor is started by Slurm after its predecessor has ended, and never beside it.
             return "gone" if self._comes_after(entry) else "unknown"
