@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from pipeline.cli.words import ClusterName, Json, emit, talk
+from pipeline.cli.words import ClusterName, Json, emit, screen, talk
 from pipeline.errors import UserError
 
 
@@ -59,7 +58,7 @@ def doctor(
     if as_json:
         emit(json.dumps(doctors.to_json(checks), indent=2))
     else:
-        doctors.print_checks(checks, Console(highlight=False))
+        doctors.print_checks(checks, screen())
     return code
 
 

@@ -185,9 +185,7 @@ def _remedy(path: Path, holder: Record) -> str:
     if holder.get("host") == socket.gethostname():
         return f"Wait until it has ended, or end it: kill {holder['pid']}"
     free = f"{python_word()} -m pipeline.run.owner free {shlex.quote(shown(path.parent.parent))}"
-    expires = (
-        f" (it is free by itself {EXPIRY_SECONDS:.0f} s after the last sign of life)" if holder.get("beats") else ""
-    )
+    expires = f" (it is free {EXPIRY_SECONDS:.0f} s after its last sign of life)" if holder.get("beats") else ""
     return f"If that process is gone{expires}, and nothing but it was at work, free it now:\n  {free}"
 
 

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +186,8 @@ def describe_code() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # which reads e-mail: every verb would pay for it
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
