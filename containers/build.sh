@@ -5,7 +5,7 @@
 # IMAGE: name and inputs as JSON, for /etc/pipeline-image.json. PYTHON: an interpreter with pip, for mmdebstrap.
 # WORK: a folder on a local disk, removed by the caller, who also renames OUTPUT.
 set -euo pipefail
-context=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+context=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 say() { echo "image: $*"; }
 

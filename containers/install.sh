@@ -2,7 +2,7 @@
 # Install the packages of a target in the image, where a base with pip is: install.sh cpu|gpu
 # IMAGE: the image's name and inputs as JSON.
 set -euo pipefail
-context=$(cd "$(dirname "$0")" && pwd)
+context=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 
 lists=(--requirement "$context/requirements.txt")
 # On a GPU torch, and what it was built with, stay those of the base: they fit its CUDA and NCCL.

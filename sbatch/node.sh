@@ -10,6 +10,8 @@ while [[ $1 != -- ]]; do
     shift
 done
 shift
-: "${SLURM_NNODES:?this runs in a step of a Slurm job}" "${MASTER_ADDR:?}" "${MASTER_PORT:?}"
+: "${SLURM_NNODES:?this runs in a step of a Slurm job}"
+# shellcheck source=sbatch/master.sh
+source "${BASH_SOURCE[0]%/*}/master.sh"
 exec "${torchrun[@]}" --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"

@@ -11,13 +11,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import signal
 import stat
 import sys
 from pathlib import Path
 
 TOO_FEW = "Batch job submission failed: Requested node configuration is not available"
-COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sprio", "sshare")
+USER = pwd.getpwuid(os.getuid()).pw_name
+COLUMNS = "whole id state exit_code restarts left limit start nodes dependency user reason name comment".split()
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sacctmgr", "sprio", "sshare")
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -53,7 +56,7 @@ def settle(jobs: dict[str, dict]) -> None:
     for job in jobs.values():
         for edge in filter(None, job["dependency"].split(",")):
             kind, _, parent = edge.partition(":")
-            failed = jobs.get(parent, {}).get("state") in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+            failed = jobs.get(parent, {}).get("state") in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
             if kind == "afterok" and failed and job["state"] == "PENDING":
                 job["state"], job["reason"] = (
                     ("CANCELLED", "") if job["kill"] else ("PENDING", "DependencyNeverSatisfied")
@@ -101,27 +104,29 @@ def squeue(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
         for job_id in words[words.index("-j") + 1].split(","):
             print(f"{job_id}|{jobs[job_id].get('excluded', '')}")
         return 0
-    if "-j" in words:
-        for job_id in words[words.index("-j") + 1].split(","):
-            if job_id in jobs and not jobs[job_id].get("forgotten"):
-                job = jobs[job_id]
-                cells = [
-                    job_id,
-                    job_id,
-                    job["state"],
-                    "0",
-                    "0",
-                    "10:00",
-                    "1:00:00",
-                    "N/A",
-                    job.get("nodes", ""),
-                    job["reason"],
-                ]
-                print("|".join(cells) + "|")
-        return 0
-    for job_id, job in jobs.items():
-        print(f"{job_id}|{job['state']}|{job['comment']}")
+    asked = words[words.index("-j") + 1].split(",") if "-j" in words else list(jobs)
+    print(squeue_list([job | {"id": i} for i in asked if (job := jobs.get(i)) and not job.get("forgotten")]), end="")
     return 0
+
+
+def squeue_list(jobs: list[dict]) -> str:
+    """Write what squeue says of Jobs, each a dict of COLUMNS (by `id`, state, ...) and of what else a test keeps."""
+    rows = [
+        " ARRAY_JOB_ID JOBID STATE EXIT_CODE RESTARTS LEFT LIMIT START NODELIST DEPENDENCY USER REASON NAME COMMENT".split()
+    ]
+    for job in jobs:
+        told = {
+            "whole": job["id"].partition("_")[0], "exit_code": "0", "restarts": "0", "left": "10:00",
+            "limit": "1:00:00", "start": "N/A", "nodes": "", "dependency": "", "user": USER, "reason": "None", "name": "",
+            "comment": "",
+        } | job  # fmt: skip
+        rows.append([str(told[name]) for name in COLUMNS])
+    return "".join("\x1f".join(cells) + "\x17\n" for cells in rows)
+
+
+def sacct_list(*jobs: tuple[str, ...]) -> str:
+    """Write what sacct says of Jobs, each given by id, state, exit code, limit and nodes."""
+    return "".join("\x1f".join([*job, USER, "", ""]) + "\n" for job in jobs)
 
 
 def scontrol(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
+from fake_slurm import squeue_list
 from slurm_site import Pipeline, Site
 from test_plan import SITE
 
@@ -98,17 +99,16 @@ def test_status_tells_of_the_array_in_one_line_by_one_call(site: Site) -> None:
         if verdict:
             write_json(run.verdict(f"{encode}_{task}", 0), {"verdict": verdict, "stage": "tokenize", "time": 9.0})
     tasks = [(f"{encode}_1", "RUNNING", "n1"), (f"{encode}_[2-4%3]", "PENDING", "")]
-    lines = [f"{encode}|{name}|{state}|0|0|10:00|1:00:00|N/A|{nodes}|None|" for name, state, nodes in tasks]
-    (site.folder / "squeue.answer").write_text("\n".join(lines) + "\n")
+    jobs = [{"id": name, "state": state, "nodes": nodes} for name, state, nodes in tasks]
+    (site.folder / "squeue.answer").write_text(squeue_list(jobs))
     (site.folder / "calls").unlink()
     found = json.loads(site.verb("status", run.root, "--json").stdout)
     (job,) = [job for job in found["jobs"] if job["phase"] == "encode"]
     assert (job["state"], job["reason"]) == ("running", "1 of 5 tasks complete, 1 running, 3 pending")
     assert sum(line.startswith("squeue") for line in (site.folder / "calls").read_text().splitlines()) == 1
     write_json(run.verdict(f"{encode}_1", 0), {"verdict": "config", "reason": "a.jsonl:3: not JSON", "time": 9.0})
-    (site.folder / "squeue.answer").write_text(
-        f"{encode}|{encode}_1|FAILED|512|0|0:00|1:00:00|N/A|n1|NonZeroExitCode|\n"
-    )
+    failed = {"id": f"{encode}_1", "state": "FAILED", "exit_code": "512", "nodes": "n1", "reason": "NonZeroExitCode"}
+    (site.folder / "squeue.answer").write_text(squeue_list([failed]))
     found = json.loads(site.verb("status", run.root, "--json").stdout)
     (job,) = [job for job in found["jobs"] if job["phase"] == "encode"]
     assert (job["state"], job["reason"]) == ("failed", "1 of 5 tasks complete; config: a.jsonl:3: not JSON")

@@ -48,7 +48,9 @@ def test_on_a_cluster_it_is_an_allocation_with_inferences_options(run: Run, fake
     assert generate(wish(run, "def ", overrides=["temperature=0"])) == 7
     (words,) = calls("srun")
     for word in (
-        "--quiet --unbuffered --time=0-00:20:00 --gres=gpu:1",
+        "--quiet --unbuffered",
+        "--time=0-00:20:00",
+        "--gres=gpu:1",
         "--partition=gpu",
         "--account=lm",
         "--mpi=pmix",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -128,10 +129,12 @@ def test_the_key_and_the_first_and_last_checkpoint_alone_mean_no_jobs_beside_tra
     for changed in (text.replace("evaluate:", "evaluate:\n  backfill: false"), text.replace("all", "[first, last]")):
         write_text(place.run.config, changed)
         place.asked()
-        assert "WATCH" not in launch_file("pretrain", load_run_config(place.run.config), place.cluster, place.run)
+        assert "EVALUATE_BESIDE" not in launch_file(
+            "pretrain", load_run_config(place.run.config), place.cluster, place.run
+        )
     assert place.queue == {}
     write_text(place.run.config, text)
-    assert "WATCH=1\n" in launch_file("pretrain", load_run_config(place.run.config), place.cluster, place.run)
+    assert "EVALUATE_BESIDE=1\n" in launch_file("pretrain", load_run_config(place.run.config), place.cluster, place.run)
 
 
 def test_an_attempt_learns_its_deadline_and_who_is_dead(place: Place) -> None:
@@ -155,6 +158,15 @@ def test_a_job_with_nothing_to_do_ends_at_once(place: Place) -> None:
     write_json(place.run.score(900, "bits_per_byte"), {"score": 1.0})
     assert place.begin() == NOTHING_TO_DO
     assert not place.run.beginning("101", 0).exists()
+
+
+def test_a_job_that_finds_no_checkpoint_at_all_does_not_say_that_all_is_scored(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.asked()
+    shutil.rmtree(place.run.checkpoints)
+    assert place.begin() == 3
+    assert "no checkpoint to score" in capsys.readouterr().err
 
 
 def test_several_attempts_may_run_at_once(place: Place) -> None:
@@ -251,7 +263,7 @@ def test_the_batch_shell_of_pretrain_asks_once_for_each_new_checkpoint(tmp_path:
     python.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     python.chmod(0o755)
     script = subprocess.Popen(["sleep", "60"])
-    words = ["bash", str(PROJECT / "sbatch" / "watch.sh"), str(run.root), str(python), str(script.pid)]
+    words = ["bash", str(PROJECT / "sbatch" / "watch.sh"), str(run.root), str(python), str(script.pid), "1"]
     watch = subprocess.Popen(words, env=environment(PIPELINE_WATCH_SECONDS="0.05"))
 
     def asked(times: int) -> bool:

@@ -18,6 +18,7 @@ from pipeline.files import read_json, read_lines, write_json
 from pipeline.run.attempts import Beginning, read_attempts
 from pipeline.run.owner import take
 from pipeline.run.verdict import write_verdict
+from pipeline.slurm.bad_nodes import BadNodes
 
 NOTHING_TO_DO = 100
 
@@ -164,17 +165,17 @@ def test_a_chain_that_is_resumed_is_not_held_against_what_was_mended(site: Site)
 def test_two_attempts_without_a_step_end_the_chain_and_give_both_reasons(site: Site) -> None:
     first = Script(site, "pretrain-1")
     first.begin()
-    first.says("crash", "rank 3: ValueError: one")
+    first.says("crash", "rank 3: ValueError: batch 1")
     assert first.end(1).returncode == 1
     assert site.by_name()["pretrain-2"]["state"] == "PENDING"
     site.set("pretrain-1", "FAILED")
     second = Script(site, "pretrain-2")
     assert second.begin().returncode == 0
-    second.says("crash", "rank 5: ValueError: two")
+    second.says("crash", "rank 5: ValueError: batch 2")
     ended = second.end(1)
     assert ended.returncode == 6
-    assert "ValueError: one" in ended.stderr
-    assert "ValueError: two" in ended.stderr
+    assert "ValueError: batch 1" in ended.stderr
+    assert "ValueError: batch 2" in ended.stderr
     assert site.by_name()["evaluate"]["state"] == "CANCELLED"
 
 
@@ -240,6 +241,18 @@ def test_a_node_that_cannot_start_the_image_is_named_and_left(site: Site) -> Non
     assert record["reason"].startswith(
         "n2: Enroot has no room for the image: write: No space left on device; free space"
     )
+
+
+def test_blame_is_taken_back_where_the_next_node_fails_in_the_same_words(site: Site) -> None:
+    listed = site.run.root.parent / ".ours" / "bad_nodes.jsonl"
+    for number in (1, 2):
+        script = Script(site, f"pretrain-{number}")
+        assert script.begin(f"n{number}").returncode == 0
+        script.says("environment", f"n{number}: torch.cuda.is_available() is False", nodes=[f"n{number}"])
+        ended = script.ask("end", 3, "slurm", nodes=f"n{number}")
+        assert ended.returncode == (3 if number == 1 else 6), ended.stderr
+        site.set(f"pretrain-{number}", "FAILED")
+        assert list(BadNodes(listed).read()) == (["n1"] if number == 1 else [])
 
 
 def test_preemption_is_told_from_a_time_limit_by_the_time(site: Site) -> None:

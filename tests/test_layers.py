@@ -74,7 +74,7 @@ def test_nothing_imports_mains_or_cli(path: Path) -> None:
 
 
 def test_the_command_line_starts_without_torch(micro: Path) -> None:
-    code = "import sys; from pipeline.submit import chain; chain.request([sys.argv[1]], 'local', None); print(*sys.modules)"
+    code = "import sys; from pipeline.submit import ask; ask.request([sys.argv[1]], 'local', None); print(*sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code, str(micro)], capture_output=True, text=True, cwd=PROJECT, check=True
     )

@@ -72,13 +72,14 @@ GOLDEN_SLURM = """\
 # Written by plan, sourced by sbatch/pretrain.sbatch.
 SCHEDULER=slurm
 PYTHON=/usr/bin/python3
-PREFLIGHT=(srun --kill-on-bad-exit=1 --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpu-bind=cores \
---cpus-per-task=1 --overcommit bash /runs/golden/snapshot/sbatch/rank.sh /opt/env/bin/python -u)
+MAY_SUBMIT=1
+PREFLIGHT=(srun --kill-on-bad-exit=1 --overcommit --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpu-bind=cores \
+bash /runs/golden/snapshot/sbatch/rank.sh /opt/env/bin/python -u)
 TORCHRUN=(/opt/env/bin/python -m torch.distributed.run --max-restarts=0 --no-python \
 --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 --shutdown-timeout=600 --nproc-per-node=8)
 LAUNCH=(srun --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=cores \
---cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" bash /runs/golden/snapshot/sbatch/node.sh "${TORCHRUN[@]}" -- \
-/opt/env/bin/python -u)
+${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} bash /runs/golden/snapshot/sbatch/node.sh \
+"${TORCHRUN[@]}" -- /opt/env/bin/python -u)
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID \
 TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS PYTHONHOME
 export PYTHONPATH=/runs/golden/snapshot
@@ -114,6 +115,13 @@ def test_sbatch_line_of_a_segment() -> None:
     ]  # fmt: skip
 
 
+def test_a_segment_may_be_given_less_time_where_that_fits_a_hole() -> None:
+    jobs = plan_of(cluster=SITE, time="1-00:00:00", time_min="2:00:00", **TWO_NODES).jobs
+    words = {job.name: " ".join(job.command) for job in jobs}
+    assert "--time=1-00:00:00 --time-min=0-02:00:00" in words["pretrain"]
+    assert "--time-min" not in words["tokenize"] + words["evaluate"]
+
+
 def test_one_rank_per_task_where_the_cluster_wants_srun_to_start_them() -> None:
     plan = plan_of(cluster=SITE.model_copy(update={"launcher": "srun"}), **TWO_NODES)
     launch = plan.files["launch/pretrain.env"]
@@ -139,6 +147,25 @@ def test_what_failures_cost_is_estimated_from_what_was_measured() -> None:
     assert derived["failures"].startswith("one in 1.5 days = node_mtbf_days 150 / 100 nodes; each costs 300 s")
     assert "best is every" in derived["effective time"]
     assert "queue not counted" in derived["days left"]
+
+
+def test_how_likely_its_own_rules_end_a_healthy_chain_is_told() -> None:
+    """1,000 nodes, six weeks, 20 min to the first save: two random failures in a row ended 86 of 100 such chains."""
+    six_weeks = {"nodes": 1000, "nproc_per_node": 8, "global_batch_size": 8000, "save_interval": 1080}
+    tokens_per_s = 8000 * 512 / 1.0  # a step takes a second
+    steps = {"max_steps": 42 * 86_400, "sequence_length": 512} | six_weeks
+    measured = Measured(tokens_per_s=tokens_per_s)
+    told = plan_of(cluster=SITE, measured=measured, **steps).derived["own rules"]
+    assert told == (
+        "0.68% that random failures alone end the chain (no_progress) in 42.0 days: one in 3.6 h, 8.8% of them before "
+        "the first save, after 20 min"
+    )
+    rare = plan_of(cluster=SITE, measured=measured, **steps | {"save_interval": 10_800}).derived["own rules"]
+    assert rare.endswith("after 182 min; lower pretrain.save_interval")
+    assert "own rules" not in plan_of(cluster=SITE, **steps).derived  # nothing is known of its speed
+    guessed = plan_of(cluster=SITE, segments=42, time="1-00:00:00", **steps).derived["own rules"]
+    assert guessed.startswith("0.6")
+    assert guessed.endswith("; if training takes all of its Segments")
 
 
 def test_the_warning_comes_earlier_where_saves_are_slow() -> None:
@@ -178,7 +205,7 @@ def test_each_node_copies_the_image_first_where_the_cluster_has_a_place_for_it()
     files = plan_of(cluster=cluster, **TWO_NODES).files
     assert (
         "IMAGE_CACHE='/local/a b'\nCACHE_IMAGE=(srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=cores "
-        '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" /usr/bin/python3 -m pipeline.image.cache)\n'
+        '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} /usr/bin/python3 -m pipeline.image.cache)\n'
     ) in files["launch/pretrain.env"]
     assert "CACHE_IMAGE=(srun --nodes=1 --ntasks=1 " in files["launch/evaluate.env"]
     assert "--container-image=/images/train.sqsh" in files["launch/pretrain.env"]  # the script puts the copy there
@@ -227,6 +254,22 @@ def test_all_that_a_config_names_outside_the_run_is_mounted_read_only() -> None:
 def test_a_percent_sign_in_a_folder_is_no_pattern_of_sbatch() -> None:
     (output,) = [word for word in plan_of("/runs/100%j", cluster=SITE).jobs[1].command if word.startswith("--output")]
     assert output == "--output=/runs/100%%j/logs/pretrain-%j.slurm.log"
+
+
+def test_a_backslash_in_a_folder_keeps_its_log_though_sbatch_then_knows_no_pattern() -> None:
+    """Slurm drops one backslash of each pair, and takes every % of such a path as it is."""
+    for folder, written in ((r"/runs/a\b", r"/runs/a\\b"), ("/runs/100%\\", "/runs/100%\\\\")):
+        words = plan_of(folder, cluster=SITE).jobs[1].command
+        (output,) = [word for word in words if word.startswith("--output")]
+        assert output == f"--output={written}/logs/pretrain.slurm.log"
+
+
+@pytest.mark.parametrize(("cpus", "wanted"), [({}, []), ({"SLURM_CPUS_PER_TASK": "16"}, ["--cpus-per-task=16"])])
+def test_a_step_asks_for_cpus_only_where_its_job_did(cpus: dict[str, str], wanted: list[str]) -> None:
+    launch = plan_of(cluster=SITE, **TWO_NODES).files["launch/pretrain.env"]
+    words = ["bash", "-euc", 'eval "$1"; printf "%s\\n" "${LAUNCH[@]}" "${PREFLIGHT[@]}"', "bash", launch]
+    done = subprocess.run(words, env={"PATH": "/usr/bin:/bin"} | cpus, capture_output=True, text=True, check=True)
+    assert [word for word in done.stdout.split("\n") if word.startswith("--cpus")] == wanted
 
 
 def test_plan_is_json_and_computed_without_touching_the_disk(tmp_path: Path) -> None:

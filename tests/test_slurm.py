@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -10,14 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_slurm import USER, sacct_list, squeue_list
 from fakes import Fake, calls
 
 from pipeline.errors import EXIT_NOT_READY, EXIT_USAGE, UserError
 from pipeline.slurm.commands import Slurm
-from pipeline.slurm.errors import SlurmError, SlurmRefused
-from pipeline.slurm.jobs import COLUMNS, SlurmJob, from_squeue
-from pipeline.slurm.node_lists import expand_node_list
-from pipeline.slurm.states import explain_reason, normal_state
+from pipeline.slurm.errors import SlurmError, SlurmFull, SlurmRefused
+from pipeline.slurm.jobs import COLUMNS, SACCT_COLUMNS, SlurmJob, from_squeue
+from pipeline.slurm.launch_errors import nodes_named
+from pipeline.slurm.node_lists import expand_node_list, few_nodes
+from pipeline.slurm.states import ENDED, LIVE, explain_reason, normal_state
 
 SLURM = Slurm(timeout=20, pauses=(0, 0))
 HOSTILE = [
@@ -45,15 +48,26 @@ def row(
     start: str = "N/A",
     nodes: str = "",
     reason: str = "None",
-) -> str:
-    """Write a line as squeue does for our columns: padded, each followed by `|`."""
-    whole = job_id.partition("_")[0]
-    cells = (whole, job_id, state, code, str(restarts), "9:57", "10:00", start, nodes, reason)
-    return "".join(f"{cell:<12}|" for cell in cells)
+    **more: str,
+) -> dict[str, object]:
+    """Describe a Job as squeue would."""
+    return {
+        "id": job_id, "state": state, "exit_code": code, "restarts": restarts, "left": "9:57", "limit": "10:00",
+        "start": start, "nodes": nodes, "reason": reason, **more,
+    }  # fmt: skip
 
 
-def squeue_of(*rows: str) -> str:
-    return "cat <<'END'\n" + "\n".join(rows) + "\nEND"
+def queued(job_id: str, state: str, comment: str) -> str:
+    """Return squeue's answer that one Job with a comment is there."""
+    return squeue_list([row(job_id, state, comment=comment)])
+
+
+def sacct_of(*rows: tuple[str, ...]) -> str:
+    return "cat <<'END'\n" + sacct_list(*rows) + "END"
+
+
+def squeue_of(*rows: dict[str, object]) -> str:
+    return "cat <<'END'\n" + squeue_list(list(rows)) + "END"
 
 
 # Submitting
@@ -69,7 +83,7 @@ def test_an_id_is_a_whole_line(fake: Fake, reply: str) -> None:
 @pytest.mark.parametrize("reply", ["", "Submitted batch job 101", "job 101", "1e3", "101;", "101\n102", "101;a b"])
 def test_anything_else_is_no_id_and_said_as_it_is(fake: Fake, reply: str) -> None:
     fake("sbatch", f"printf %s '{reply}'")
-    fake("squeue", "")
+    fake("squeue", squeue_of())
     with pytest.raises(SlurmError) as error:
         SLURM.submit([], "x.sbatch", [], "token")
     assert (reply.strip() or "said nothing") in str(error.value)
@@ -81,7 +95,7 @@ TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out 
 
 
 def test_a_job_that_was_taken_in_silence_is_adopted(fake: Fake) -> None:
-    fake("sbatch", f"echo '11|PENDING|run|a token' >> queue; {TIMED_OUT}")
+    fake("sbatch", f"echo {shlex.quote(queued('11', 'PENDING', 'run|a token'))} >> queue; {TIMED_OUT}")
     fake("squeue", "cat queue")
     assert SLURM.submit([], "x.sbatch", [], "run|a token") == "11"
     assert len(calls("sbatch")) == 1
@@ -89,7 +103,7 @@ def test_a_job_that_was_taken_in_silence_is_adopted(fake: Fake) -> None:
 
 def test_a_job_that_was_not_taken_is_submitted_again(fake: Fake) -> None:
     fake("sbatch", f"[[ -e tried ]] && {{ echo 12; exit; }}; touch tried; {TIMED_OUT}")
-    fake("squeue", "echo '11|RUNNING|another'")
+    fake("squeue", squeue_of(row("11", "RUNNING", comment="another")))
     assert SLURM.submit([], "x.sbatch", [], "token") == "12"
     assert len(calls("sbatch")) == 2
 
@@ -105,7 +119,7 @@ def test_nothing_is_submitted_twice_while_nobody_can_say_whether_it_is_there(fak
 
 
 def test_an_sbatch_that_hangs_is_ended_with_its_children_and_the_job_found(fake: Fake, tmp_path: Path) -> None:
-    fake("sbatch", "echo '13|PENDING|token' > queue; sleep 300 & echo $! > child; wait")
+    fake("sbatch", f"echo {shlex.quote(queued('13', 'PENDING', 'token'))} > queue; sleep 300 & echo $! > child; wait")
     fake("squeue", "cat queue")
     assert Slurm(timeout=1, pauses=(0,)).submit([], "x.sbatch", [], "token") == "13"
     child = int((tmp_path / "child").read_text())
@@ -121,13 +135,68 @@ REFUSALS = {
     "Batch job submission failed: Invalid account or account/partition combination specified": "`sinfo -s`",
     "Batch job submission failed: Invalid generic resource (gres) specification": "gpus_per_node, gpu_type or gpu_flag",
     "Batch job submission failed: Requested node configuration is not available": "ask for less",
-    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit)": "qos",
+    "QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
+    "limit, user's size and/or time limits)": "mend qos",
+    "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)": "lower the stage's",
+    "Batch job submission failed: Invalid feature specification": "",
+    "Batch job submission failed: Invalid qos specification": "sacctmgr show qos",
+    "Batch job submission failed: Job dependency problem": "",
+    "Invalid --time specification": "",
+    "Unable to open file /x.sbatch": "",
 }
+
+
+# Of Slurm's own texts and of those that sites and the machines between them add.
+PASSING = [
+    "Slurm job queue full, sleeping and retrying\nsbatch: error: Batch job submission failed: MaxJobCount limit reached",
+    "Slurm temporarily unable to accept job, sleeping and retrying",
+    "Batch job submission failed: Authentication credential expired",
+    "Batch job submission failed: Job credential expired",
+    "Batch job submission failed: Protocol authentication error",
+    "Batch job submission failed: Invalid authentication credential",
+    "Batch job submission failed: Unable to contact slurm controller (connect failure)",
+    "Batch job submission failed: Rate limit exceeded, please retry momentarily",
+    "Batch job submission failed: Required partition not available (inactive or drain)",
+    "Batch job submission failed: System submissions disabled",
+    "Batch job submission failed: I/O error writing script/environment to file",
+    "Batch job submission failed: Invalid user id",
+    "Batch job submission failed: Unspecified error",
+    "Batch job submission failed: A sentence of a Slurm that is yet to come",
+    "Munge encode failed: Failed to connect to munged",
+    "cli_filter plugin terminated with error",
+    "lua: the budget service does not answer",
+    "getcwd failed: Stale file handle",
+]
+
+
+@pytest.mark.parametrize("text", PASSING)
+def test_what_may_pass_is_tried_again_and_is_no_final_word(fake: Fake, text: str) -> None:
+    fake("sbatch", f"[[ -e tried ]] && {{ echo 12; exit; }}; touch tried; printf 'sbatch: error: {text}\n' >&2; exit 1")
+    fake("squeue", squeue_of())
+    assert SLURM.submit([], "x.sbatch", [], "token") == "12"
+    fake("sbatch", f"printf 'sbatch: error: {text}\n' >&2; exit 1")
+    with pytest.raises(SlurmError) as error:
+        SLURM.submit([], "x.sbatch", [], "token")
+    assert error.value.exit_code == EXIT_NOT_READY
+    assert not isinstance(error.value, SlurmRefused)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ["QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "AssocGrpSubmitJobsLimit", "QOSGrpSubmitJobsLimit", ""],
+)
+def test_a_submit_limit_is_said_at_once_and_passes(fake: Fake, limit: str) -> None:
+    violates = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    fake("sbatch", f"""printf "sbatch: error: {limit}\nsbatch: error: {violates}\n" >&2; exit 1""")
+    with pytest.raises(SlurmFull, match="how many Jobs") as error:
+        SLURM.submit([], "x.sbatch", [], "token")
+    assert error.value.exit_code == EXIT_NOT_READY
+    assert len(calls("sbatch")) == 1
 
 
 @pytest.mark.parametrize("text", REFUSALS)
 def test_a_refusal_is_final_and_comes_with_command_text_and_remedy(fake: Fake, text: str) -> None:
-    fake("sbatch", f"echo 'sbatch: error: {text}' >&2; exit 1")
+    fake("sbatch", f'echo "sbatch: error: {text}" >&2; exit 1')
     with pytest.raises(SlurmRefused) as error:
         SLURM.submit(["--gres=gpu:h100:8"], "x.sbatch", [], "token")
     message = str(error.value)
@@ -180,11 +249,11 @@ def test_test_only_tells_when_and_what_could_never_be(fake: Fake) -> None:
 
 
 def test_tokens_are_found_by_one_call_and_only_whole(fake: Fake) -> None:
-    fake(
-        "squeue",
-        squeue_of("7|COMPLETED|a", "8|COMPLETED|a", "9|PENDING|b", "10|RUNNING|b", "11|RUNNING|bb", "12|RUNNING|c|d"),
-    )
-    assert SLURM.find(["a", "b", "c|d", "e"]) == {"a": "8", "b": "9", "c|d": "12"}
+    rows = ("7 COMPLETED a", "8 COMPLETED a", "9 PENDING b", "10 RUNNING b", "11 RUNNING bb", "12 RUNNING c|d")
+    rows += ("13 PREEMPTED d", "14 NEW_ONE d", "15_2 RUNNING e", "15_[3-4] PENDING e")
+    fake("squeue", squeue_of(*(row(job_id, state, comment=word) for job_id, state, word in map(str.split, rows))))
+    found = SLURM.find(["a", "b", "c|d", "d", "e", "f"])
+    assert found == {"a": "8", "b": "9", "c|d": "12", "d": "14", "e": "15"}
     assert len(calls("squeue")) == 1
 
 
@@ -196,7 +265,9 @@ def test_a_missing_command_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_command_leaves_behind_is_not_waited_for(fake: Fake, tmp_path: Path) -> None:
-    fake("squeue", "echo '7|RUNNING|a'; sleep 300 & echo $! > child")  # as ssh does to share its connection
+    fake(
+        "squeue", squeue_of(row("7", "RUNNING", comment="a")) + "\nsleep 300 & echo $! > child"
+    )  # as ssh does to share its connection
     try:
         assert Slurm(timeout=20).find(["a"]) == {"a": "7"}
     finally:
@@ -213,7 +284,7 @@ def test_no_command_sees_what_a_parent_job_or_a_shell_has_set(
     }  # fmt: skip
     for name, value in {**foreign, "SLURM_CONF": "/etc/ours.conf", "HOME": "/home/x", "LC_ALL": "de_DE"}.items():
         monkeypatch.setenv(name, value)
-    fake("squeue", "env > environment")
+    fake("squeue", "env > environment; " + squeue_of())
     for slurm in (SLURM, Slurm(("env",))):
         slurm.find(["x"])
         lines = (tmp_path / "environment").read_text().splitlines()
@@ -221,16 +292,69 @@ def test_no_command_sees_what_a_parent_job_or_a_shell_has_set(
         assert {"SLURM_CONF=/etc/ours.conf", "HOME=/home/x", "LC_ALL=C"} <= set(lines)
 
 
+def test_a_persons_token_is_kept_outside_of_jobs(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake("squeue", "env > environment; " + squeue_of())
+    monkeypatch.setenv("SLURM_JWT", "eyJ")
+    SLURM.find(["x"])
+    assert "SLURM_JWT=eyJ" in (tmp_path / "environment").read_text()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # sbatch hands it on, and by now it may have expired
+    SLURM.find(["x"])
+    assert "SLURM_JWT" not in (tmp_path / "environment").read_text()
+
+
+def test_one_of_several_clusters_is_named_to_every_command(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Slurm(timeout=20, pauses=(0,), cluster="two")
+    fake("sbatch", "echo '7;two'")
+    fake("squeue", "echo 'CLUSTER: two'; " + squeue_of(row("7", "RUNNING")))
+    fake("scontrol", "echo 'Slurmctld(primary) at x is UP'")
+    fake("scancel", "")
+    fake("sinfo", "echo 'CLUSTER: two'; echo 'main*|up|1-00:00:00|3|8|8000|(null)'")
+    assert two.submit(["--hold"], "x.sbatch", [], "token") == "7"
+    assert two.jobs(["7"])["7"].state == "running"
+    assert two.ping()
+    assert [partition.name for partition in two.partitions()] == ["main"]
+    two.cancel(["7"])
+    for name in ("sbatch", "squeue", "scontrol", "scancel", "sinfo"):
+        assert [call.split()[0] for call in calls(name)] == ["--clusters=two"]
+    assert "sbatch --clusters=two -N2" in " ".join(Slurm(("env",), cluster="two").command(["sbatch", "-N2"]))
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "two")  # on a node of its own
+    two.requeue("7")
+    assert calls("scontrol")[-1] == "requeue 7"
+
+
+def test_where_comments_are_the_sites_a_job_is_known_by_its_name(fake: Fake) -> None:
+    slurm = Slurm(timeout=20, pauses=(0, 0), mark="name")
+    older = row("7", "RUNNING", name="a-pretrain-abc", comment="site: 5 GPUh")
+    fake("squeue", "cat queue")
+    Path("queue").write_text(squeue_list([older]))
+    new = squeue_list([older, row("9", "PENDING", name="a-pretrain-abc"), row("8", "PENDING", name="b-pretrain-abcd")])
+    fake("sbatch", f"echo {shlex.quote(new)} > queue; {TIMED_OUT}")
+    assert slurm.submit(["--job-name=a-pretrain-abc"], "x.sbatch", [], "token") == "9"
+    fake("sbatch", f"[[ -e tried ]] && {{ echo 12; exit; }}; touch tried; {TIMED_OUT}")
+    assert slurm.submit(["--job-name=a-pretrain-abc"], "x.sbatch", [], "token") == "12"
+    assert [job.job_id for job in slurm.of_run("abc")] == ["7", "9"]
+    fake("squeue", "exit 1")
+    with pytest.raises(SlurmError, match="squeue"):  # never blindly
+        slurm.submit(["--job-name=a-pretrain-abc"], "x.sbatch", [], "token")
+
+
+def test_a_runs_jobs_are_known_by_their_comment(fake: Fake) -> None:
+    fake(
+        "squeue",
+        squeue_of(row("1", "RUNNING", comment="pipeline:abc:pretrain.000001"), row("2", "RUNNING", name="x-abc")),
+    )
+    assert [job.job_id for job in SLURM.of_run("abc")] == ["1"]
+
+
 # Looking
 
 
-def test_all_jobs_are_read_by_one_call_without_free_text(fake: Fake) -> None:
+def test_all_jobs_are_read_by_one_call(fake: Fake) -> None:
     fake(
         "squeue",
         squeue_of(
             row("1", "RUNNING", nodes="n[1-2]"),
             row("2", "PENDING", reason="Priority", start="2026-01-01T00:00:00"),
-            "my run|x",
         ),
     )
     found = SLURM.jobs(["1", "2"])
@@ -245,8 +369,7 @@ def test_all_jobs_are_read_by_one_call_without_free_text(fake: Fake) -> None:
         == "waits for Jobs of higher priority; nothing to do; Slurm expects to start it at 2026-01-01T00:00:00"
     )
     (call,) = calls("squeue")
-    assert call == f"-h -a --states=all -j 1,2 -O {COLUMNS}"
-    assert not {"Name", "Comment", "Command", "WorkDir"} & {column.partition(":")[0] for column in COLUMNS.split(",")}
+    assert call == f"-a -j 1,2 --states=all -O {COLUMNS}"
     assert calls("scontrol") == calls("sacct") == []
 
 
@@ -258,32 +381,47 @@ def test_status_of_a_hundred_jobs_is_one_call(fake: Fake) -> None:
 
 
 SCONTROL = (
-    "echo 'JobId=2 JobName=x JobState=FAILED Reason=NonZeroExitCode Restarts=1 ExitCode=7:0 "
+    "echo 'JobId=2 JobName=x UserId=ada(1000) Comment=a token JobState=FAILED Reason=NonZeroExitCode Restarts=1 ExitCode=7:0 "
     "Command=/a JobState=COMPLETED ExitCode=0:0'; echo 'JobId=9 JobState=RUNNING'"
 )
 
 
 def test_sacct_is_asked_once_for_all_that_squeue_has_forgotten(fake: Fake) -> None:
     fake("squeue", squeue_of(row("1", "RUNNING")))
-    fake("sacct", "echo '3|COMPLETED|0:0|01:00:00|n1'")
+    fake("sacct", sacct_of(("3", "COMPLETED", "0:0", "01:00:00", "n1"), ("4", "RUNNING", "0:0", "01:00:00", "n1")))
     found = SLURM.jobs(["1", "3", "4", "5"], settled={"5"})
     assert [found[job_id].source for job_id in "1345"] == ["squeue", "sacct", "none", "none"]
     assert found["3"].success
     assert found["4"].state == "unknown"
-    assert "neither squeue nor sacct nor scontrol" in found["4"].explain()
-    assert calls("sacct") == ["-n -X -P -j 3,4 -o JobID,State,ExitCode,Timelimit,NodeList"]
+    assert found["4"].gone  # the database keeps as running what a controller lost
+    assert "neither squeue nor sacct knows it" in found["4"].explain()
+    assert calls("sacct") == [f"-n -X -P --delimiter=\x1f -j 3,4 -o {SACCT_COLUMNS}"]
     assert calls("scontrol") == []
 
 
-@pytest.mark.parametrize(("ids", "asked"), [(["1", "2"], "2"), (["1", "2", "3"], "job")])
-def test_without_accounting_scontrol_is_asked_once(fake: Fake, ids: list[str], asked: str) -> None:
+def test_without_accounting_nothing_is_asked_about_all_jobs_of_the_cluster(fake: Fake) -> None:
     fake("squeue", squeue_of(row("1", "RUNNING")))
     fake("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     fake("scontrol", SCONTROL)
-    found = SLURM.jobs(ids)
-    assert (found["2"].state, found["2"].exit_code, found["2"].restarts) == ("failed", 7, 1)
-    assert [call.split()[-1] for call in calls("scontrol")] == [asked]
-    assert "9" not in found
+    assert [SLURM.jobs(ids)["2"].gone for ids in (["1", "2"], ["1", "2", "3"])] == [True, True]
+    assert calls("scontrol") == []  # squeue and scontrol ask the same controller
+
+
+def test_where_squeue_cannot_be_read_scontrol_is_asked_about_one_job(fake: Fake) -> None:
+    fake("squeue", "echo '<html>you are signed out</html>'")
+    fake("sacct", "exit 1")
+    fake("scontrol", SCONTROL)
+    job = SLURM.jobs(["2"])["2"]
+    assert (job.state, job.exit_code, job.restarts, job.user, job.comment) == ("failed", 7, 1, "ada", "a token")
+    assert all(job.alive for job in SLURM.jobs(["2", "3"]).values())
+    assert [call.split()[-1] for call in calls("scontrol")] == ["2"]
+
+
+def test_another_users_job_that_is_not_listed_may_be_hidden(fake: Fake) -> None:
+    fake("squeue", squeue_of(row("1", "RUNNING")))
+    fake("sacct", "exit 1")
+    found = SLURM.jobs(["1", "2", "3"], others={"1", "2"})
+    assert [found[job_id].alive for job_id in "123"] == [True, True, False]
 
 
 def test_nothing_more_is_asked_about_what_has_left_word(fake: Fake) -> None:
@@ -304,7 +442,7 @@ def test_nothing_more_is_asked_about_what_has_left_word(fake: Fake) -> None:
 )  # fmt: skip
 def test_success_is_completed_with_0_and_0(fake: Fake, state: str, code: str, shown: str) -> None:
     fake("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    fake("sacct", f"echo '5|{state}|{code}|01:00:00|n1'")
+    fake("sacct", sacct_of(("5", state, code, "01:00:00", "n1")))
     job = SLURM.jobs(["5"])["5"]
     assert not job.success
     assert job.ended
@@ -319,13 +457,92 @@ def test_without_accounting_a_forgotten_job_is_unknown(fake: Fake, answer: str) 
     assert (job.state, job.source, job.success, job.ended) == ("unknown", "none", False, False)
 
 
-@pytest.mark.parametrize("answer", ["sleep 60", "exit 1", "echo 'a b c'", "echo '||||||||||'"])
-def test_where_squeue_does_not_answer_as_it_should_nothing_is_made_up(fake: Fake, answer: str) -> None:
-    fake("squeue", answer)
+TORN = {
+    "hangs": "sleep 60",
+    "fails": "exit 1",
+    "says nothing": "",
+    "a word": "echo 'a b c'",
+    "an older form": "echo '5|5|COMPLETED|0|0|9:57|10:00|N/A|n1|None|'",
+    "no titles": f"printf %s {shlex.quote(squeue_list([row('5', 'COMPLETED')]).partition(chr(10))[2])}",
+    "half a row": f"printf %s {shlex.quote(squeue_list([row('5', 'COMPLETED')])[:-8])}",
+    "a short row": f"printf %s {shlex.quote(squeue_list([row('6', 'COMPLETED')]).replace('None' + chr(31), ''))}",
+    "no id": f"printf %s {shlex.quote(squeue_list([row('x', 'COMPLETED')]))}",
+}
+
+
+@pytest.mark.parametrize("answer", TORN)
+def test_where_squeue_does_not_answer_as_it_should_the_job_may_be_alive(fake: Fake, answer: str) -> None:
+    fake("squeue", TORN[answer])
     job = SLURM.jobs(["5"], timeout=2)["5"]
     assert (job.state, job.source, job.success) == ("unknown", "none", False)
-    assert job.answered == (answer not in ("sleep 60", "exit 1"))
-    assert job.explain()
+    assert (job.answered, job.alive, job.gone, job.ended) == (False, True, False, False)
+    assert "does not answer" in job.explain()
+
+
+@pytest.mark.parametrize("answer", TORN)
+def test_nothing_is_submitted_again_while_squeue_cannot_be_read(fake: Fake, answer: str) -> None:
+    fake("sbatch", TIMED_OUT)
+    fake("squeue", TORN[answer])
+    with pytest.raises(SlurmError, match="give the same command again"):
+        Slurm(timeout=2, pauses=(0, 0)).submit([], "x.sbatch", [], "token")
+    assert len(calls("sbatch")) == 1
+
+
+def test_an_empty_list_is_an_answer(fake: Fake) -> None:
+    fake("squeue", "echo 'Welcome'; echo 'CLUSTER: one'; " + squeue_of() + "\necho bye")
+    job = SLURM.jobs(["5"])["5"]
+    assert (job.state, job.answered, job.gone, job.alive) == ("unknown", True, True, False)
+
+
+def test_free_text_shifts_nothing(fake: Fake) -> None:
+    fake("squeue", squeue_of(
+        row("1", "RUNNING", name="a|b\nc é", comment="x\n2|2|COMPLETED|\r", dependency="(null)"),
+        row("3", "RUNNING", name="a\x1fb", comment="pipeline:abc:pretrain.000001"),
+        row("4", "PENDING", name="own", comment="pipeline:abc:pretrain.000002", dependency="afterany:1(unfulfilled),singleton(unfulfilled)"),
+    ))  # fmt: skip
+    found = SLURM.jobs(["1", "2", "3", "4"])
+    assert [found[job_id].state for job_id in "1234"] == ["running", "unknown", "running", "pending"]
+    assert (found["1"].name, found["1"].comment, found["1"].dependency) == ("a|b\nc é", "x\n2|2|COMPLETED|", "")
+    assert (found["3"].name, found["3"].comment, found["3"].user) == ("", "", USER)
+    own = found["4"]
+    assert (own.name, own.comment, own.user) == ("own", "pipeline:abc:pretrain.000002", USER)
+    assert own.dependency == "afterany:1(unfulfilled),singleton(unfulfilled)"
+
+
+def test_jobs_are_found_by_the_beginning_of_their_comment(fake: Fake) -> None:
+    ours = "pipeline:abc:"
+    fake("squeue", squeue_of(
+        row("1", "RUNNING", comment=f"{ours}pretrain.000001", user="ada"), row("2", "RUNNING", comment=f"x{ours}"),
+        row("3", "COMPLETED", comment=f"{ours}tokenize.000002"), row("4", "RUNNING", comment=""),
+        row("5_[0-3]", "PENDING", comment=f"{ours}encode.000003"), row("6", "RUNNING", comment="pipeline:abcd:pretrain.000001"),
+    ))  # fmt: skip
+    assert [(job.job_id, job.user) for job in SLURM.with_comment(ours)] == [
+        ("1", "ada"),
+        ("3", USER),
+        ("5_[0-3]", USER),
+    ]
+    assert calls("squeue") == [f"-a --states=all -O {COLUMNS}"]
+    fake("squeue", "echo nonsense")
+    with pytest.raises(SlurmError, match="not a list of Jobs"):
+        SLURM.with_comment(ours)
+
+
+ALIVE = "PENDING RUNNING COMPLETING SUSPENDED REQUEUED REQUEUE_HOLD CONFIGURING SIGNALING EXPEDITING REVOKED NEW_ONE".split()
+
+
+@pytest.mark.parametrize("state", ALIVE)
+def test_what_squeue_names_is_alive_unless_it_ended(fake: Fake, state: str) -> None:
+    fake("squeue", squeue_of(row("5", state)))
+    job = SLURM.jobs(["5"])["5"]
+    assert (job.alive, job.gone, job.ended) == (True, False, False)
+
+
+@pytest.mark.parametrize("state", sorted(ENDED))
+def test_a_final_state_is_final(fake: Fake, state: str) -> None:
+    assert state not in LIVE
+    fake("squeue", squeue_of(row("5", state.upper())))
+    job = SLURM.jobs(["5"])["5"]
+    assert (job.alive, job.gone, job.ended) == (False, True, True)
 
 
 def test_an_array_is_as_far_as_the_least_of_its_tasks(fake: Fake) -> None:
@@ -373,6 +590,11 @@ def test_states(text: str, state: str) -> None:
         ("QOSMaxGRESPerUser", "a limit of the QOS or account is reached", False),
         ("AssocGrpGRES", "a limit of the QOS or account is reached", False),
         ("MaxCpuPerAccount", "a limit of the QOS or account is reached", False),
+        ("job requeued in held state", "scontrol release 5", True),
+        ("job_requeued_in_held_state", "scontrol release 5", True),
+        ("launch failure limit exceeded requeued held", "scontrol release 5", True),
+        ("user env retrieval failed requeued held", "scontrol release 5", True),
+        ("something new requeued held", "scontrol release 5", True),
         ("SomethingNew", "Slurm says SomethingNew", False),
         ("None", "about to be looked at", False),
     ],
@@ -399,7 +621,7 @@ def test_a_requeue_after_a_node_failure_is_not_the_end(fake: Fake) -> None:
 def test_exit_codes_are_those_of_wait_or_pairs() -> None:
     texts = {"1792": (7, 0), "9": (0, 9), "7:0": (7, 0), "0:15": (0, 15), "0": (0, 0), "": (0, 0)}
     for text, expected in texts.items():
-        ((_, job),) = from_squeue(row("1", "FAILED", code=text))
+        ((_, job),) = from_squeue(squeue_list([row("1", "FAILED", code=text)]))
         assert (job.exit_code, job.signal) == expected
 
 
@@ -463,6 +685,49 @@ def test_scontrol_has_the_last_word_on_names(fake: Fake) -> None:
     fake("scontrol", "printf 'n1\\nn2\\n'")
     assert SLURM.hostnames("n[1-2]") == ["n1", "n2"]
     assert calls("scontrol") == ["show hostnames n[1-2]"]
+
+
+def test_a_thousand_nodes_are_named_in_few_words() -> None:
+    names = [f"rack{number}-gpu{number * 3}" for number in range(1000)]
+    text = ",".join(names)
+    assert few_nodes("n[1-1000]") == "n[1-1000]"
+    assert few_nodes(text) == few_nodes(names) == f"{', '.join(names[:6])} and 994 more"
+    assert few_nodes(["n1", "n2"]) == "n1, n2"
+    assert len(few_nodes(text[:-1] + "[")) <= 101
+    jobs = [
+        SlurmJob("5", "running", "squeue", nodes=text),
+        SlurmJob("5", "pending", "squeue", reason=f"ReqNodeNotAvail, UnavailableNodes:{text}"),
+        SlurmJob("5", "pending", "squeue", reason="Resources", excluded=text),
+        SlurmJob("5", "pending", "squeue", reason=f"New reason with {text}"),
+    ]
+    assert max(len(job.explain()) for job in jobs) < 400
+    error = SlurmError(["sbatch", f"--exclude={text}", "-O", COLUMNS], "<html>" * 10_000)
+    assert len(str(error)) < 6000
+    assert all(letter.isprintable() or letter == "\n" for letter in str(error))
+
+
+LOG = """\
+srun: error: Task launch for StepId=12.0 failed on node n3: Invalid job credential
+srun: error: Application launch failed: Invalid job credential
+0: srun: error: Task launch for StepId=12.0 failed on node gpu-rack1-7: Communication connection failure
+srun: error: Node failure on m[1-2]
+srun: error: Nodes k1,k3 are still not ready
+srun: error: slurm_receive_msgs: [[c4.site]:6818] failed: Socket timed out on send/recv operation
+srun: error: Task launch for StepId=12.0 failed on node n3: said twice
+srun: error: n9: task 3: Exited with exit code 1
+srun: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
+srun: error: Node failure on [torn
+a rank says: srun: error: Node failure on x1
+"""
+
+
+def test_nodes_that_slurm_names_are_read_from_a_log() -> None:
+    assert nodes_named(LOG) == [
+        ("n3", "Invalid job credential"), ("gpu-rack1-7", "Communication connection failure"),
+        ("m1", "node failure"), ("m2", "node failure"), ("k1", "still not ready"), ("k3", "still not ready"),
+        ("c4.site", "Socket timed out on send/recv operation"),
+    ]  # fmt: skip
+    assert nodes_named("") == []
 
 
 # The cluster, and changes

@@ -61,7 +61,7 @@ def lines(site: Site) -> list[str]:
 def test_a_hundred_segments_are_asked_about_by_few_calls_without_accounting(long: Site) -> None:
     long.set("evaluate", "PENDING", reason="Priority")
     found = json.loads(long.verb("status", long.run.root, "--json").stdout)
-    assert calls(long) == ["squeue", "sacct", "scontrol", "sprio"]
+    assert calls(long) == ["squeue", "sacct", "sprio"]
     states = [job["state"] for job in found["jobs"]]
     assert (states.count("stopped"), states.count("running")) == (60, 1)
     assert found["state"] == "running"
@@ -73,7 +73,9 @@ def test_a_hundred_segments_are_asked_about_by_few_calls_with_accounting(long: S
     (long.folder / "sprio.answer").write_text(SPRIO.format(id=evaluate))
     (long.folder / "sshare.answer").write_text(SSHARE)
     forgotten = [long.by_name()[f"pretrain-{number}"]["id"] for number in range(51, 61)]
-    (long.folder / "sacct.answer").write_text("".join(f"{job}|TIMEOUT|0:15|01:00:00|n1\n" for job in forgotten))
+    (long.folder / "sacct.answer").write_text(
+        fake_slurm.sacct_list(*((job, "TIMEOUT", "0:15", "01:00:00", "n1") for job in forgotten))
+    )
     shown = lines(long)
     assert calls(long) == ["squeue", "sacct", "sprio", "sshare"]
     asked = next(line for line in (long.folder / "calls").read_text().splitlines() if line.startswith("sacct"))
@@ -96,7 +98,7 @@ def test_nothing_is_asked_of_the_queue_where_nothing_waits_for_its_turn(long: Si
         if job["state"] == "PENDING":
             fake_slurm.set_state(long.folder, job_id, "PENDING", reason="Dependency")
     lines(long)
-    assert calls(long) == ["squeue", "sacct", "scontrol"]
+    assert calls(long) == ["squeue", "sacct"]
 
 
 def test_bad_nodes_are_named_with_reason_and_expiry(site: Site) -> None:

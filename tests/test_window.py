@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 from pipeline.slurm.window import (
+    NODE_COLUMNS,
+    PLANNED_COLUMNS,
     Claim,
     Hole,
     Need,
@@ -102,3 +104,21 @@ def test_an_open_hole_and_none_at_all_get_a_modest_size() -> None:
     assert sizes([Hole("n3", 1, 6, None, "nothing that can be seen")], need(10_000)) == [(29, 15)]
     assert sizes([], need(10_000)) == [(30, 15)]
     assert "no hole now" in choose_sizes([], need(10_000))[0].why
+
+
+def test_nodes_that_cannot_be_read_may_be_any() -> None:
+    cut = "5 |2026-11-30T11:20:00 |n[1-3,|Resources|\n6 |2026-11-30T11:30:00 |n7|Resources|\n"
+    assert planned_from(cut) == [Claim("job 5", NOW + 300, None), Claim("job 6", NOW + 900, frozenset({"n7"}))]
+    (reserved,) = reservations_from(RESERVATION.replace("n[6-7]", "n[6-"))
+    assert reserved.nodes is None
+
+
+def test_a_long_list_of_planned_nodes_is_read_whole() -> None:
+    names = [f"gpu-rack{number}-node{number * 7}" for number in range(1000)]
+    (claim,) = planned_from(f"5|2026-11-30T11:20:00|{','.join(names)}|Resources|\n")
+    assert claim.nodes == frozenset(names)
+
+
+def test_no_column_is_padded_so_that_20000_pending_jobs_cost_little() -> None:
+    columns = f"{NODE_COLUMNS.rstrip(',')},{PLANNED_COLUMNS.rstrip(',')}".split(",")
+    assert [column for column in columns if not column.endswith(":0|")] == []

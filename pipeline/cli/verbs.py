@@ -79,11 +79,13 @@ def submit(
     as_json: AfterJson = False,
 ) -> int:
     """Run the whole chain of a config, or what is missing of a Run: here, or as Jobs of a Slurm cluster."""
+    from pipeline.submit import ask
+
+    request = ask.request(what or [], cluster, only)
+    if dry_run:
+        return ask.show_plan(request, Console(highlight=False))
     from pipeline.submit import chain
 
-    request = chain.request(what or [], cluster, only)
-    if dry_run:
-        return chain.show_plan(request, Console(highlight=False))
     if test:
         return chain.test_plan(request, Console(highlight=False))
     code = chain.submit(request, talk, yes=yes, as_json=as_json)
@@ -94,18 +96,19 @@ def submit(
 def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> int:
     """Print the Jobs, their command lines and what was derived. Nothing is run or written."""
     from pipeline.plan.jobs import MisfitError
-    from pipeline.submit import chain
+    from pipeline.submit import ask
 
     try:
-        request = chain.request(what or [], cluster, None)
+        request = ask.request(what or [], cluster, None)
     except MisfitError as error:  # what a model costs can be asked on a machine that could never train it
         if not as_json:
-            chain.print_derived(error.derived, Console(highlight=False))
+            ask.print_derived(error.derived, Console(highlight=False))
         raise
     if as_json and request.there is None:
         emit(json.dumps(request.plan.to_json(), indent=2))
+        ask.check_fit(request, talk)
         return EXIT_DONE
-    return chain.show_plan(request, Console(highlight=False), as_json=as_json)
+    return ask.show_plan(request, Console(highlight=False), as_json=as_json)
 
 
 @app.command()
@@ -249,11 +252,12 @@ def resume(
 ) -> int:
     """Run what is missing of a Run, where it ran before; takes back a `stop`."""
     from pipeline.run.folder import Run
-    from pipeline.submit import chain
+    from pipeline.submit import ask, chain
 
     found = Run.open(run)
+    ask.check_resume(found, overrides or [])
     place = cluster if cluster is not None or found.cluster.is_file() else "local"
-    request = chain.request([str(found.root), *(overrides or [])], place, None)
+    request = ask.request([str(found.root), *(overrides or [])], place, None)
     code = chain.submit(request, talk, yes=yes, resume=True, as_json=as_json)
     return _as_json(request.run, code) if as_json and request.there is None else code
 
@@ -294,7 +298,7 @@ def export(
     precision: Annotated[str, typer.Option("--precision", metavar="fp32|bf16", help="Of the weights.")] = "fp32",
 ) -> int:
     """Write a checkpoint to RUN/export in Hugging Face's form, which transformers and vLLM load."""
-    if (code := pass_on(run, "export", str(step or ""), f"--precision={precision}")) is not None:
+    if (code := pass_on(run, "export", "" if step is None else str(step), f"--precision={precision}")) is not None:
         return code
     from pipeline.inference.exporting import export
 

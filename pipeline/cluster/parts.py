@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pipeline.config.types import LINE, Section, broken_rule, one_or_more
 from pipeline.config.yaml12 import shown
 from pipeline.slurm.commands import Quoting
+from pipeline.slurm.gres import gpus_in
 from pipeline.slurm.options import SbatchOptions, SrunOptions
 
 # Pyxis splits its mounts at commas and colons, and Enroot's bash reads the rest in double quotes.
@@ -34,14 +35,14 @@ def _memory(value: object) -> object:
 
 
 def _gpus(value: object) -> object:
-    typed = re.fullmatch(r"(?:gpu:)?([A-Za-z][\w.-]*):([0-9]+)", value) if isinstance(value, str) else None
-    if typed:
-        raise broken_rule(f"is type and number in one; write gpus_per_node: {typed[2]} and gpu_type: {typed[1]}")
+    if isinstance(value, str) and ":" in value and (gpus := gpus_in(f"gpu:{value.removeprefix('gpu:')}")):
+        kind = f" and gpu_type: {gpus[0].kind}" if gpus[0].kind else ""
+        raise broken_rule(f"is type and number in one; write gpus_per_node: {gpus[0].number}{kind}")
     return value
 
 
 def _gpu_type(value: object) -> object:
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", value):
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", value):
         raise broken_rule("is not a type of GPU; write it as `sinfo -o %G` shows it, for example h100")
     return value
 
@@ -67,6 +68,15 @@ def _secret_name(value: object) -> object:
     return value
 
 
+def _cluster(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", value):
+        raise broken_rule("is not the name of one cluster; write it as `sacctmgr show clusters` does, for example gpu2")
+    if value == "all":
+        raise broken_rule("is no single cluster, and Jobs of two clusters may have one id; write the name of one")
+    return value
+
+
+CLUSTER = BeforeValidator(_cluster)
 MOUNT, SECRET_NAME = BeforeValidator(_mount), BeforeValidator(_secret_name)
 ABSOLUTE, MEMORY = BeforeValidator(_absolute), BeforeValidator(_memory)
 GPUS, GPU_TYPE = BeforeValidator(_gpus), BeforeValidator(_gpu_type)

@@ -32,7 +32,7 @@ from pipeline.hints import python_word, shown
 from pipeline.run.folder import Run
 from pipeline.slurm.commands import Slurm
 from pipeline.slurm.environment import clean_environment
-from pipeline.submit.run_folder import PROJECT, code_files, describe_code, read_cluster
+from pipeline.submit.run_folder import PARCEL, PROJECT, code_files, describe_code, read_cluster
 
 NO_COMMAND, NO_CONNECTION = 127, 255  # of sh, of ssh
 NEEDED = "pydantic, rich, typer, yaml"  # modules that the verbs import
@@ -82,7 +82,12 @@ class There:
     @property
     def run(self) -> Run:
         """The Run itself, with its paths over there."""
-        return Run(Path(self.login.root) / self.here.name)
+        return Run(Path(self.login.root) / self.name)
+
+    @property
+    def name(self) -> str:
+        """The Run's name over there, which stays when the folder here is renamed or copied."""
+        return load_run_config(self.here.config).name if self.here.config.is_file() else self.here.name
 
     @property
     def slurm(self) -> Slurm:
@@ -108,16 +113,22 @@ class There:
     def keep_pointer(self, config: Config) -> None:
         """Write down here where the Run is; config.yaml, which makes the folder a Run, comes last."""
         try:
+            name = self.name
             write_text(self.here.cluster, dump(self.cluster.model_dump()))
-            write_text(self.here.config, dump_config(config))
+            write_text(self.here.config, dump_config(config.model_copy(update={"name": name})))
         except OSError as error:
             raise UserError(f"{self.here.root}: cannot write there: {error.strerror or error}") from error
 
     def fetch_config(self) -> None:
         """Bring the Run's config here, as it is by now: it may have been changed from another machine."""
         answer = self.slurm.ask(["cat", "--", str(self.run.config)])
+        if answer.code == 1:  # cat's own, not the connection's
+            raise NotReadyError(
+                f"{self.run.root}: no Run over there ({answer.talk.strip()}). If it was moved there, move it back; "
+                "if it was never made, submit it from its config"
+            )
         if answer.code != 0:
-            return  # the Run may not have been made yet; whoever calls next over there says what is wrong
+            return  # whoever calls next over there says what is wrong
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / "config.yaml"
             copy.write_text(answer.output, encoding="utf-8")
@@ -179,9 +190,9 @@ class There:
     def _parcel(self, config: Config) -> bytes:
         """Pack this code, and config and cluster as they are over there: no login any more, and its folder of Runs."""
         texts = {
-            "config.yaml": dump_config(config.model_copy(update={"runs_dir": self.login.root})),
+            "config.yaml": dump_config(config.model_copy(update={"runs_dir": self.login.root, "name": self.name})),
             "cluster.yaml": dump(self.cluster.model_copy(update={"login": None}).model_dump()),
-            "code.json": json.dumps(describe_code()),  # there is no git repository in what is packed
+            PARCEL: json.dumps(describe_code()),  # there is no git repository in what is packed
         }
         parcel = io.BytesIO()
         with tarfile.open(fileobj=parcel, mode="w", format=tarfile.GNU_FORMAT) as tar:

@@ -16,12 +16,14 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.evaluate import BenchmarkSource
 from pipeline.config.schema import Config
 from pipeline.evaluation.score_kinds import SCORES, Values
-from pipeline.files import write_json
+from pipeline.files import sha256_file, write_json
 from pipeline.run.folder import Run
 from pipeline.run.records import Record, number, read_metrics, read_record, read_scores, tokens_per_second, whole
 from pipeline.run.steps import MANIFEST
@@ -141,13 +143,38 @@ def merge(run: Run, step: int, benchmark: str, kind: str, cut: Cut) -> Record | 
     return record | {"key": cut.key, "units": len(results), "batches": cut.batches, "seconds": seconds}
 
 
-def is_scored(run: Run, step: int, benchmark: str) -> bool:
-    """Tell whether the Score is there, and of the weights that the checkpoint holds now."""
-    record = read_record(run.score(step, benchmark))
+def is_scored(run: Run, step: int, benchmark: str | BenchmarkSource) -> bool:
+    """Tell whether the Score is there, and of the weights, tokenizer and questions that are there now.
+
+    By name alone the questions are not looked at. What a Score does not say, and what is gone, is taken to be the same.
+    """
+    source = benchmark if isinstance(benchmark, BenchmarkSource) else None
+    record = read_record(run.score(step, source.name if source else str(benchmark)))
     if number(record.get("score")) is None:
         return False
-    scored, there = record.get("checkpoint_sha256"), manifest_hash(run, step)
-    return not (scored and there) or scored == there
+    tokenizer = read_record(run.index).get("tokenizer")
+    known = [
+        (record.get("checkpoint_sha256"), manifest_hash(run, step)),
+        (record.get("tokenizer"), tokenizer.get("fingerprint") if isinstance(tokenizer, dict) else None),
+    ]
+    if source is not None:
+        known += [(record.get(key), value) for key, value in describe_source(source).items()]
+    return not any(then and now and then != now for then, now in known)
+
+
+def describe_source(benchmark: BenchmarkSource) -> Record:
+    """Return what a Score keeps of its Benchmark's kind and of the file of its questions, as they are now."""
+    described: Record = {"kind": benchmark.kind}
+    path = Path(benchmark.path) if benchmark.path else None
+    if path is not None and benchmark.kind != "lm_eval" and path.is_file():
+        status = path.stat()
+        described["questions_sha256"] = _hash_of(path, status.st_size, status.st_mtime_ns)
+    return described
+
+
+@cache
+def _hash_of(path: Path, size: int, changed: int) -> str:
+    return sha256_file(path)
 
 
 # What a Unit will take
@@ -206,7 +233,7 @@ def what_is_left(run: Run, config: Config, steps: list[int]) -> Left:
     speeds = {benchmark.name: speed(benchmark.name) for benchmark in config.evaluate.benchmarks}
     for step in steps:
         for benchmark in config.evaluate.benchmarks:
-            if is_scored(run, step, benchmark.name):
+            if is_scored(run, step, benchmark):
                 continue
             cut = read_cut(run, step, benchmark.name)
             if cut is None or cut.about.get("checkpoint_sha256") != manifest_hash(run, step):

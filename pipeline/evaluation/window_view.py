@@ -11,14 +11,14 @@ from pipeline.config.load import load_run_config
 from pipeline.errors import UserError
 from pipeline.evaluation.backfill import Backfill, startup_seconds
 from pipeline.run.folder import Run
-from pipeline.run.records import read_record
+from pipeline.run.job_ledger import is_on_slurm
 from pipeline.submit.run_folder import read_cluster
 from pipeline.units import duration
 
 
 def look(run: Run) -> dict[str, Any]:
     """Return holes, what is left to score, and the sizes chosen for it. Nothing is submitted."""
-    if read_record(run.jobs).get("scheduler") != "slurm" and not run.cluster.is_file():
+    if not is_on_slurm(run) and not run.cluster.is_file():
         raise UserError(f"{run.root}: this Run is not on a Slurm cluster, so it has no schedule with holes")
     config, cluster = load_run_config(run.config), read_cluster(run)
     backfill = Backfill(run, config, cluster, cluster.slurm())

@@ -6,24 +6,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.cluster.schema import Cluster
 from pipeline.config.load import load_run_config
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
-from pipeline.plan.flags import sbatch_flags
+from pipeline.host.allocation import nodes_of
 from pipeline.run.decision import Attempt
 from pipeline.run.folder import Run
+from pipeline.run.job_ledger import entry_of
 from pipeline.slurm.bad_nodes import BadNodes, bad_nodes_of
-from pipeline.slurm.commands import Slurm
-from pipeline.slurm.errors import SlurmError
-from pipeline.slurm.exclusion import choose_exclusion, split_off
+from pipeline.slurm.errors import SlurmError, SlurmRefused
+from pipeline.slurm.exclusion import own_exclude
 from pipeline.slurm.jobs import SlurmJob
-from pipeline.submit.run_folder import read_cluster, read_jobs
+from pipeline.submit.queue import JobQueue, QueuedJob
+from pipeline.submit.run_folder import read_cluster
 
-EXCLUDE_SECONDS = 20
+UPDATE_SECONDS = 20  # that a requeued Job may take to leave its nodes; before, Slurm changes nothing of it
+PATIENCE = 1500.0  # seconds that a question to Slurm is asked again, at most
 
 
 class Host:
@@ -35,93 +37,131 @@ class Host:
         self.part = "/".join(filter(None, map(os.environ.get, ("PIPELINE_PHASE", "PIPELINE_TASK"))))
         self.config: Config = load_run_config(run.config)
         self.cluster: Cluster = read_cluster(run)
-        self.slurm = Slurm()
+        self.asks = self.cluster.nodes_may_submit  # else no command of Slurm's but srun is called on nodes
+        self.slurm = self.cluster.slurm_on_nodes()
+        self.queue = JobQueue(run, self.config, self.cluster, self.slurm)
+        self.entry = entry_of(run, job_id)  # None: a person has submitted it by hand
         self._exclusions: dict[str, list[str]] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self.job_id}.{self.number}"
+
+    @property
+    def since(self) -> float:
+        """Return when a person last started the chain (unix s)."""
+        return self.entry.since or self.entry.submitted if self.entry else 0.0
 
     @property
     def bad_nodes(self) -> BadNodes:
         return bad_nodes_of(self.run, self.cluster)
 
     def nodes(self) -> list[str]:
-        return self.slurm.hostnames(os.environ.get("SLURM_JOB_NODELIST", "")) or [os.uname().nodename]
+        return nodes_of(os.environ)
 
-    def since_submitted(self, past: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts that count for this Job: those that ended after it was submitted.
+    def environment(self) -> str:
+        """Name the interpreter and the image that ranks run with; what one node can, all can with the same."""
+        return " ".join(filter(None, (self.cluster.python, self.cluster.image)))
+
+    def since_started(self, past: Sequence[Attempt]) -> list[Attempt]:
+        """Return the attempts that count: those that ended after a person last started the chain.
 
         A person who resumes a Run has seen how the earlier ones ended, and mended what was to be mended.
         """
-        mine = self.job_id.partition("_")[0]
-        times = [job.get("submitted", 0.0) for job in read_jobs(self.run)["jobs"] if str(job.get("job_id")) == mine]
-        if not times:  # submitted by hand
+        if self.entry is None:  # submitted by hand
             return [attempt for attempt in past if attempt.job_id == self.job_id]
-        return [attempt for attempt in past if attempt.ended >= times[-1]]
+        return [attempt for attempt in past if attempt.ended >= self.since]
 
     def has_moved_on(self, job: SlurmJob) -> bool:
         """Tell whether Slurm has given this Job another attempt; it counts one when it requeues, before it starts."""
         return job.restarts > self.number
 
-    def others(self, *states: str) -> list[str]:
-        """List the Run's other Jobs that are in one of `states`, dependants first."""
-        ids = [str(job["job_id"]) for job in read_jobs(self.run)["jobs"] if job.get("job_id")]
-        ids = [job_id for job_id in ids if job_id != self.job_id]
-        if not ids:
-            return []
+    def others(self, *, waiting: bool = True) -> list[QueuedJob]:
+        """List the Run's other Jobs that are alive, or only those that wait; none where that cannot be learned."""
         try:
-            found = self.slurm.jobs(ids)
+            alive = self.queue.alive() if self.asks else []
         except SlurmError as error:
-            print(f"{self.stage}: {error}", file=sys.stderr)
+            self.say(str(error))
             return []
-        return [job_id for job_id in reversed(ids) if found[job_id].state in states]
+        return [
+            queued
+            for queued in alive
+            if queued.job_id != self.job_id.partition("_")[0] and (queued.waits or not waiting)
+        ]
 
     def cancel_rest(self) -> None:
         """Cancel the Run's waiting Jobs: what they wait for will not come."""
-        waiting = self.others("pending", "requeue_hold")
-        if waiting and self.cluster.nodes_may_submit:
-            self.attempt(f"cancel {', '.join(waiting)}", lambda: self.slurm.cancel(waiting))
+        if rest := self.others():
+            self.try_or_say(f"cancel {', '.join(q.job_id for q in rest)}", lambda: self.queue.cancel(rest))
 
     def excluded(self, stage: str) -> list[str]:
         """Return the nodes that a Stage's Jobs are to be kept off: the user's own, and bad ones if others are left."""
         if stage not in self._exclusions:
-            flags = sbatch_flags(stage, 0, self.config, self.cluster, self.run)
-            script = str(self.run.snapshot / "sbatch" / f"{stage}.sbatch")
-            found = choose_exclusion(self.slurm, flags, script, self.bad_nodes.read().values())
+            flags = self.queue.flags(stage)
+            names = self.queue.excluded(stage, flags)
+            found = self.queue.exclusions[stage]
             if found.allowed:
-                print(f"{stage}: {found.words()}", file=sys.stderr)
+                self.say(found.words())
                 self.event("bad nodes allowed", of=stage, nodes=[node.name for node in found.allowed])
-            self._exclusions[stage] = split_off(flags)[1] + found.names
+            self._exclusions[stage] = list(dict.fromkeys([*own_exclude(flags), *names]))
         return self._exclusions[stage]
 
     def requeue(self) -> bool:
         """Put this very Job back into the queue, away from bad nodes; Slurm then ends the script with SIGTERM."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        try:
-            job = self.slurm.jobs([self.job_id])[self.job_id]
-        except SlurmError:
-            job = None
-        if job is not None and (self.has_moved_on(job) or job.state in ("pending", "requeued", "preempted")):
-            return True  # Slurm has done so by itself, as on preemption; once more would hit the next attempt
-        if job is not None and job.state == "completing":
-            return False  # cancelled by a person, or killed at its time limit
-        exclude = ",".join(self.excluded(self.stage))
-        if not self.attempt("requeue this job", lambda: self.slurm.requeue(self.job_id)):
+        if not self.asks:
             return False
-        deadline = time.monotonic() + EXCLUDE_SECONDS
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        job = self.me()
+        if job is not None and (self.has_moved_on(job) or job.state in ("pending", "requeued")):
+            return True  # Slurm has done so by itself, as on preemption; once more would hit the next attempt
+        if job is not None and job.state in ("completing", "preempted"):
+            return False  # cancelled by a person or for another Job, or killed at its time limit
+        exclude = ",".join(self.excluded(self.stage))
+        if not self.try_or_say("requeue this job", lambda: self.slurm.requeue(self.job_id)):
+            return False
+        deadline = time.monotonic() + UPDATE_SECONDS
         wanted = exclude or self.bad_nodes.path.is_file()  # nodes that it was kept off before may be allowed by now
         while wanted and time.monotonic() < deadline:  # refused until the job has left its nodes
-            if self.attempt("", lambda: self.slurm.update(self.job_id, ExcNodeList=exclude)):
+            if self.try_or_say("", lambda: self.slurm.update(self.job_id, ExcNodeList=exclude)):
                 break
             time.sleep(0.5)
         return True
 
-    def attempt(self, what: str, act: Any) -> bool:
+    def me(self) -> SlurmJob | None:
+        """Return what Slurm says of this Job; None where it may not be asked, or does not answer."""
+        if not self.asks:
+            return None
+        job = self.slurm.jobs([self.job_id])[self.job_id]
+        return job if job.answered else None
+
+    def patiently(self, what: str, act: Callable[[], Any], until: float) -> Any:
+        """Do what needs Slurm, again with pauses while it does not answer, until `until` (unix s); None if in vain."""
+        pause = 1.0
+        while True:
+            try:
+                return act()
+            except SlurmRefused as error:
+                self.say(f"cannot {what}: {error}")
+                return None
+            except SlurmError as error:
+                if time.time() + pause > until:
+                    self.say(f"cannot {what}: {error}")
+                    return None
+                time.sleep(pause)
+                pause = min(15.0, 2 * pause)
+
+    def try_or_say(self, what: str, act: Callable[[], Any]) -> bool:
         """Do what may fail without harm to the verdict; say so if it does."""
         try:
             act()
         except UserError as error:
             if what:
-                print(f"{self.stage}: cannot {what}: {error}", file=sys.stderr)
+                self.say(f"cannot {what}: {error}")
             return False
         return True
+
+    def say(self, text: str) -> None:
+        print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
 
     def event(self, kind: str, **details: Any) -> None:
         self.run.event(kind, stage=self.stage, job_id=self.job_id, attempt=self.number, **details)

@@ -1,129 +1,188 @@
-"""The beginning of an attempt, on the host: may it work, and does it own the Run?"""
+"""The beginning of an attempt, on the host: may it work, does it own the Run, and who goes on after it?"""
 
 from __future__ import annotations
 
-import re
-import sys
+import os
 import time
-from typing import Any
+from dataclasses import replace
 
-from pipeline.errors import EXIT_DONE, EXIT_NOT_READY
-from pipeline.host.attempt import Host
-from pipeline.plan.flags import gpus_of
-from pipeline.plan.jobs import ALONE
-from pipeline.run.attempts import Beginning, progress, read_attempts, settle_lost
+from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_STOPPED
+from pipeline.hints import command
+from pipeline.host.allocation import write_allocation
+from pipeline.host.attempt import PATIENCE
+from pipeline.host.lease import NOTHING_TO_DO, Leaseholder
+from pipeline.plan.flags import gpus_of, signal_lead
+from pipeline.plan.jobs import ALONE, NEEDS
+from pipeline.run.attempts import past_attempts, progress, settle, settle_lost
 from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, may_begin
-from pipeline.run.owner import current, take
-from pipeline.run.verdict import EXIT_CODES, write_verdict
+from pipeline.run.place import place_of
+from pipeline.run.records import BeginRecord, JobRecord, SaidRecord
+from pipeline.run.verdict import EXIT_CODES, Verdict
+from pipeline.slurm.errors import SlurmError
+from pipeline.slurm.time_limits import time_seconds
 from pipeline.submit.run_folder import image_of
 
-NOTHING_TO_DO = 100  # told to the script, which ends with 0
-ENDING_SECONDS = 90  # that another Job of this Run may take to end; Slurm's KillWait is 30 s by default
 
-
-class HostBegin(Host):
+class HostBegin(Leaseholder):
     """The questions before an attempt."""
 
     def begin(self) -> int:
         """Return 0 where this attempt may work, NOTHING_TO_DO, or the code with which the script ends."""
         if self.stage in ALONE:  # a person wants to know about these nodes, whatever came before
-            self._note_beginning(self.nodes())
+            self.note_beginning()
             return EXIT_DONE
-        lost = settle_lost(self.run, self.stage, self.job_id, self.number, self.part)
-        past = read_attempts(self.run, self.stage, self.part)
-        for beginning in lost:
-            self.event("lost", of=f"{beginning.job_id}.{beginning.number}", nodes=beginning.nodes)
-        decision = may_begin(
-            self.since_submitted(past),
-            complete=is_complete(self.run, self.config, self.stage),
-            stop=self.run.stop.exists(),
-            gpu_hours=self._gpu_hours(past),
-            most_gpu_hours=self.cluster.max_gpu_hours,
-            tries=self.cluster.max_restarts_without_progress,
-        )
-        if decision.action == "skip":
-            print(f"{self.stage}: {decision.reason}, nothing to do")
-            return NOTHING_TO_DO
-        if decision.action == "end":
-            return self._refuse(decision)
+        place = place_of(self.run)
+        if place.moved or place.copied:  # its launch files name the folder of before
+            self.say(
+                f"{self.run.root} was {'moved' if place.moved else 'copied'} here from {place.former}. Take it up:"
+            )
+            self.say(command("resume", self.run.root))
+            return EXIT_NOT_READY
+        early = may_begin([], complete=is_complete(self.run, self.config, self.stage), stop=self.run.stop.exists())
+        if early.action != "go":
+            return self.refuse(early)
+        if (needs := self.needs()) and not is_complete(self.run, self.config, needs):
+            return self.wait_for_input(needs)
         image_of(self.run, self.cluster)  # an error where the file is another one than the Run was made with
-        nodes = self.nodes()
-        if code := self._avoid_bad_nodes(nodes):
+        if code := self.avoid_bad_nodes(self.nodes()):
             return code
-        if code := self._take_over():
+        # From here on nothing of another attempt is touched before the Run is this one's.
+        if code := self.take_over():
             return code
-        self._note_beginning(nodes)
+        for lost in settle_lost(self.run, self.stage, self.job_id, self.number, self.part):
+            self.event("lost", of=f"{lost.job_id}.{lost.number}", nodes=lost.nodes)
+        past = past_attempts(self.run, self.stage, self.part)
+        decision = may_begin(
+            self.since_started(past), complete=False, stop=False, gpu_hours=self.gpu_hours(past),
+            most_gpu_hours=self.cluster.max_gpu_hours, tries=self.cluster.max_restarts_without_progress,
+        )  # fmt: skip
+        if decision.action != "go":
+            return self.refuse(decision)
+        self.note_beginning()
+        if self.stage == "pretrain":
+            self.queue_successor()
         return EXIT_DONE
 
-    def _note_beginning(self, nodes: list[str]) -> None:
-        before = progress(self.run, self.stage, self.part)
-        Beginning(self.job_id, self.number, self.stage, nodes, before, time.time(), self.part).write(self.run)
+    def needs(self) -> str | None:
+        """Return the Stage that must be complete: all training, unless a person has asked for what is there now."""
+        on_demand = self.stage != "pretrain" and self.entry is not None and self.entry.role == "alone"
+        return None if on_demand else NEEDS.get(self.stage)
 
-    def _refuse(self, decision: Decision) -> int:
-        print(f"{self.stage}: does not begin: {decision.reason}", file=sys.stderr)
+    def note_beginning(self, *, dead: list[str] | None = None) -> BeginRecord:
+        """Write down what this attempt begins with, and what its script is to know of the nodes."""
+        nodes = self.nodes()
+        lead = self.entry.signal_lead if self.entry else None
+        record = BeginRecord(
+            job_id=self.job_id, number=self.number, stage=self.stage, part=self.part, nodes=nodes,
+            step_at_start=progress(self.run, self.stage, self.part), time=time.time(), deadline=self.deadline(),
+            signal_lead=lead if lead is not None else signal_lead(self.cluster, None), dead=dead,
+            environment=self.environment(),
+        )  # fmt: skip
+        record.write(self.run.beginning(self.job_id, self.number))
+        write_allocation(
+            self.run.allocation(self.job_id, self.number), self.run.sinfo(self.job_id, self.number), os.environ,
+            self.slurm if self.asks else None,
+        )  # fmt: skip
+        return record
+
+    def deadline(self) -> float:
+        """Return when Slurm ends this Job (unix s): by the limit that it gave, which need not be the one asked for."""
+        job = self.me()
+        if job is not None and job.time_left is not None:
+            return time.time() + job.time_left
+        told = os.environ.get("SLURM_JOB_END_TIME", "")
+        if told.isdecimal():
+            return float(told)
+        return time.time() + time_seconds(getattr(self.config, self.stage).time)
+
+    def refuse(self, decision: Decision) -> int:
+        """End before anything was done: all is done already, or the chain ends here."""
+        if decision.action == "skip":
+            self.say(f"{decision.reason}, nothing to do")
+            if self.stage == "pretrain":
+                self._cancel_segments()
+            return NOTHING_TO_DO
+        self.say(f"does not begin: {decision.reason}")
         self.event("not begun", reason=decision.reason)
-        if decision.code == EXIT_CODES["no_progress"]:
-            write_verdict(self.run, self.job_id, self.number, self.stage, "no_progress", decision.reason, None)
+        if decision.code == EXIT_CODES[Verdict.NO_PROGRESS]:
+            begin = self.note_beginning()
+            settle(self.run, begin, SaidRecord(verdict=Verdict.NO_PROGRESS, reason=decision.reason), None)
         if decision.cancel_rest:
             self.cancel_rest()
         return decision.code
 
-    def _avoid_bad_nodes(self, nodes: list[str]) -> int:
+    def _cancel_segments(self) -> None:
+        segments = [queued for queued in self.others() if queued.is_chain("pretrain")]
+        if segments:
+            self.try_or_say("cancel Segments that are not needed", lambda: self.queue.cancel(segments))
+
+    def wait_for_input(self, needs: str) -> int:
+        """Leave, since what this Stage reads is not complete; where it still comes, a new Job waits behind it.
+
+        An edge is dropped when Slurm forgets the Job that it names, and a Job by hand has none.
+        """
+        told = f"{needs} is not complete"
+        source = None
+        if self.asks and self.entry is not None:
+            look = lambda: [q for q in self.queue.alive() if q.is_chain(needs) and q.record.job_id]  # noqa: E731
+            alive = self.patiently(f"ask for {needs}", look, time.time() + PATIENCE)
+            if alive is None:
+                return EXIT_NOT_READY
+            source = next((q for q in reversed(alive) if q.waits), alive[-1] if alive else None)
+        if self.entry is None:
+            self.say(f"{told}; submit this again when it is")
+            return EXIT_STOPPED
+        if source is None:
+            self.say(
+                f"{told}, and nothing is queued that would complete it. Go on with: {command('resume', self.run.root)}"
+            )
+            self.event("not begun", reason=told)
+            return EXIT_STOPPED
+        edge = f"afterok:{source.job_id},singleton" if needs == "tokenize" else f"afterany:{source.job_id}"
+        role = self.entry.role
+
+        def submit() -> JobRecord:
+            return self.queue.submit(self.stage, edge, by=self.name, role=role, since=self.since)
+
+        again = self.patiently("wait for it", submit, time.time() + PATIENCE)
+        if again is None:
+            return EXIT_NOT_READY
+        self.say(f"{told}; job {again.job_id} waits for job {source.job_id} in place of this one")
+        self.event("waits again", reason=told, successor=again.job_id)
+        return NOTHING_TO_DO
+
+    def avoid_bad_nodes(self, nodes: list[str]) -> int:
         """Go elsewhere where one of our nodes has failed before; return the script's code, 0 to stay."""
         bad = self.bad_nodes.read()
         here = [bad[name] for name in nodes if name in bad]
-        if here and self.cluster.nodes_may_submit:
+        if here and self.asks:
             here = [node for node in here if node.name in self.excluded(self.stage)]
         if not here:
             return EXIT_DONE
-        told = ", ".join(f"{node.name} ({node.reason})" for node in here)
-        if not self.cluster.nodes_may_submit:
-            print(f"{self.stage}: on a node that failed before: {told}; it cannot be left from here", file=sys.stderr)
+        told = ", ".join(f"{node.name} ({node.reason})" for node in here[:8])
+        if not self.asks:
+            self.say(f"on a node that failed before: {told}; it cannot be left from here")
             return EXIT_DONE
-        print(f"{self.stage}: leaves nodes that failed before: {told}", file=sys.stderr)
+        self.say(f"leaves nodes that failed before: {told}")
         self.event("elsewhere", nodes=[node.name for node in here], reason=told)
         return EXIT_NOT_READY if self.requeue() else EXIT_DONE
 
-    def _take_over(self) -> int:
-        """Make the Run this attempt's, whoever stands there, once Slurm says that they are gone; else a code."""
-        path = self.run.owner_of(self.stage, self.job_id)
-        deadline = time.monotonic() + ENDING_SECONDS
-        while True:
-            _, holder = current(path)
-            if holder is None or self._is_gone(holder):
-                break
-            if time.monotonic() > deadline:
-                print(
-                    f"{self.stage}: the Run is held by {_holder_text(holder)}, which is still there; end it with: "
-                    f"scancel {holder.get('job_id')}",
-                    file=sys.stderr,
-                )
-                return EXIT_NOT_READY
-            time.sleep(2)
-        former = take(path, self.job_id, self.number)
-        if former is not None:
-            self.event("take over", former=_holder_text(former))
-        return EXIT_DONE
+    # The successor
 
-    def _is_gone(self, holder: dict[str, Any]) -> bool:
-        """Tell whether Slurm has ended the holder's Job. Its processes may live on: that is what the fence is for."""
-        job_id = str(holder.get("job_id", ""))
-        if job_id == self.job_id:
-            return True  # an earlier attempt of this very Job: Slurm starts one at a time
-        if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id):
-            return False  # a local scheduler or a person: nobody to ask
-        job = self.slurm.jobs([job_id])[job_id]
-        if job.source == "none":  # squeue knows all that live
-            return job.answered
-        return job.state not in ("running", "completing", "suspended", "stopped") and not job.state.startswith(
-            "unknown"
-        )
+    def queue_successor(self) -> None:
+        """Queue the Job that goes on when this one ends, however it ends. Training does not wait for it to succeed."""
+        if not self.asks:
+            return
+        quick = replace(self.slurm, timeout=20, pauses=())
+        try:
+            successor = self.queue.ensure_successor(self.job_id, self.since or time.time(), quick, by=self.name)
+        except SlurmError as error:
+            self.say(f"no successor is queued yet; it is tried again later: {error}")
+            self.event("no successor", reason=str(error).splitlines()[0])
+            return
+        self.say(f"job {successor.job_id} goes on after this one")
 
-    def _gpu_hours(self, past: list[Attempt]) -> float:
+    def gpu_hours(self, past: list[Attempt]) -> float:
         gpus = gpus_of(self.stage, self.config, self.cluster)
         return sum(attempt.nodes * gpus * attempt.seconds for attempt in past) / 3600
-
-
-def _holder_text(holder: dict[str, Any]) -> str:
-    return f"job {holder.get('job_id')}, attempt {holder.get('attempt')} on {holder.get('host')}"

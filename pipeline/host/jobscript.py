@@ -1,60 +1,87 @@
-"""What a job script asks on the host, outside the container: `pipeline.host.jobscript begin|end RUN STAGE JOB N`.
+"""What a job script asks on the host, outside the container: `pipeline.host.jobscript begin|end|rescue|tend …`.
 
-Begin: may this attempt work, and does it own the Run? End: how did it end, and what goes on? Both ask Slurm, which the
-container cannot. Their exit codes become the script's.
+begin: may this attempt work, does it own the Run, and who goes on after it? end: how did it end, and what follows?
+rescue: the script ended before it could ask that. tend: beside training, is there still a successor? All may ask Slurm,
+which the container cannot. Their exit codes become the script's.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.errors import EXIT_STORAGE, EXIT_USAGE, UserError
+from pipeline.errors import EXIT_NOT_READY, EXIT_STORAGE, EXIT_USAGE, UserError
+from pipeline.run.attempts import settle
 from pipeline.run.folder import Run
-from pipeline.run.records import read_record
-from pipeline.run.verdict import EXIT_CODES, await_owner, read_verdict, say, write_verdict
+from pipeline.run.records import BeginRecord
+from pipeline.run.verdict import EXIT_CODES, await_owner, how_it_ended, said_of, say
+
+USAGE = (
+    "usage: jobscript begin RUN STAGE JOB ATTEMPT | end RUN STAGE JOB ATTEMPT STATUS slurm|local | "
+    "rescue RUN STAGE JOB ATTEMPT STATUS | tend RUN JOB ATTEMPT"
+)
+WORDS = {"begin": 4, "end": 6, "rescue": 5, "tend": 3}
+DIED = 1  # the answer itself failed; the script then asks for rescue, or puts its Job back
 
 
 def local_end(run: Run, stage: str, job_id: str, number: int, exit_status: int) -> int:
     """Say how an attempt without Slurm ended: the local scheduler, or a person, decides what goes on."""
     await_owner(run, job_id, number, stage)
-    record = read_verdict(run, job_id, number, stage, exit_status)
-    if read_record(run.verdict(job_id, number)).get("stage") != stage:  # otherwise the stage has said it
-        say(f"{record['verdict']}: {record['reason']}")
-        write_verdict(run, job_id, number, stage, record["verdict"], record["reason"], record["step"])
+    said = how_it_ended(run, job_id, number, stage, exit_status)
+    own = said_of(run, job_id, number)
+    if own is None or own.stage != stage:  # otherwise the stage has said it
+        say(f"{said.verdict}: {said.reason}")
+    begin = BeginRecord(job_id=job_id, number=number, stage=stage, time=said.began or said.time)
+    settle(run, begin, said, None)
     run.warned(job_id, number).unlink(missing_ok=True)
-    return EXIT_CODES[record["verdict"]]
+    return EXIT_CODES[said.verdict]
+
+
+def answer(verb: str, run: Run, stage: str, job_id: str, number: int, words: list[str]) -> int:
+    """Return the exit code for one question."""
+    if verb == "end" and words[1] == "local":
+        return local_end(run, stage, job_id, number, int(words[0]))
+    from pipeline.host.begin import HostBegin
+    from pipeline.host.end import HostEnd
+    from pipeline.host.evaluate import EvaluateBegin, EvaluateEnd
+
+    Begin, End = (EvaluateBegin, EvaluateEnd) if stage == "evaluate" else (HostBegin, HostEnd)
+    questions: dict[str, Callable[[], int]] = {
+        "begin": lambda: Begin(run, stage, job_id, number).begin(),
+        "end": lambda: End(run, stage, job_id, number).end(int(words[0])),
+        "rescue": lambda: _but_one(End(run, stage, job_id, number).rescue(int(words[0]))),
+        "tend": lambda: End(run, stage, job_id, number).tend(),
+    }
+    return questions[verb]()
+
+
+def _but_one(code: int) -> int:
+    """Return another code in place of 1, which says that there was no answer."""
+    return EXIT_NOT_READY if code == DIED else code
 
 
 def main(argv: list[str]) -> int:
     """Serve sbatch/lib.sh."""
-    usage = "usage: jobscript begin RUN STAGE JOB ATTEMPT | end RUN STAGE JOB ATTEMPT STATUS slurm|local"
-    if len(argv) not in (5, 7) or not argv[4].isdigit():
-        print(usage, file=sys.stderr)
+    verb, words = (argv[0], argv[1:]) if argv else ("", [])
+    if verb == "tend":
+        words = [*words[:1], "pretrain", *words[1:]]
+    if WORDS.get(verb) != len(argv) - 1 or not words[3].isdigit():
+        print(USAGE, file=sys.stderr)
         return EXIT_USAGE
-    verb, run, stage, job_id, number = argv[0], Run(Path(argv[1])), argv[2], argv[3], int(argv[4])
+    run, stage = Run(Path(words[0])), words[1]
     try:
-        if stage == "evaluate" and (verb == "begin" or argv[6] == "slurm"):
-            from pipeline.host.evaluate import EvaluateBegin, EvaluateEnd
-
-            if verb == "begin":
-                return EvaluateBegin(run, stage, job_id, number).begin()
-            return EvaluateEnd(run, stage, job_id, number).end(int(argv[5]))
-        if verb == "begin":
-            from pipeline.host.begin import HostBegin
-
-            return HostBegin(run, stage, job_id, number).begin()
-        if argv[6] == "local":
-            return local_end(run, stage, job_id, number, int(argv[5]))
-        from pipeline.host.end import HostEnd
-
-        return HostEnd(run, stage, job_id, number).end(int(argv[5]))
+        return answer(verb, run, stage, words[2], int(words[3]), words[4:])
     except UserError as error:
         say(f"{stage}: {error}")
         return error.exit_code
     except OSError as error:  # not even a verdict can be written
         say(f"{stage}: storage: {error}")
-        return EXIT_STORAGE
+        return DIED if verb == "begin" else EXIT_STORAGE
+    except Exception:
+        say(traceback.format_exc())
+        return DIED
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import EXIT_FAILED, UserError
-from pipeline.files import read_json, sha256_file, write_json
+from pipeline.files import TornError, read_object, sha256_file, write_json
 from pipeline.image import builders
 from pipeline.image.check import record_path
 from pipeline.image.inputs import (
@@ -94,8 +94,11 @@ def find_inputs(target: str, builder: str, base: str | None, say: Say) -> Inputs
 
 def is_complete(image: Path) -> bool:
     """Tell whether an image and its record are there, and go together."""
-    record = read_json(record_path(image))
-    return isinstance(record, dict) and image.is_file() and image.stat().st_size == record.get("size")
+    try:
+        record = read_object(record_path(image))
+    except TornError:  # built again
+        return False
+    return image.is_file() and image.stat().st_size == record.get("size")
 
 
 def _make(inputs: Inputs, builder: str, place: Path, work: Path, say: Say) -> dict[str, Any]:
@@ -164,10 +167,13 @@ def _workspace(folder: Path, name: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _remove_if_left(place: Path) -> None:
-    builder = read_json(place / "builder.json")
-    if builder is None or is_alive(builder):
+    try:
+        builder = read_object(place / "builder.json")
+    except TornError:
+        builder = {}
+    if not (place / "builder.json").exists() or is_alive(builder):
         return
-    if (work := Path(builder["work"])).name.startswith("pipeline-image."):
+    if (work := Path(str(builder.get("work")))).name.startswith("pipeline-image."):
         shutil.rmtree(work, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
 

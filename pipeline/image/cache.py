@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_USAGE, NotReadyError, UserError
-from pipeline.files import atomic_path, read_json
+from pipeline.files import atomic_path, read_object
 from pipeline.image.check import image_sha256, note_sha256, noted_path
 from pipeline.run.folder import Run
 
@@ -28,7 +28,7 @@ BLOCK = 16 << 20
 
 def copy_path(run: Run, folder: Path) -> Path:
     """Name the copy of the Run's image: by its hash, in a folder that is the user's alone."""
-    record = read_json(run.record) or {}
+    record = read_object(run.record)
     if "image_sha256" not in record:
         raise UserError(f"{run.record}: the Run was made without the file of an image, so there is none to copy")
     return folder / f"pipeline-images-{os.getuid()}" / f"{record['image_sha256']}.sqsh"
@@ -115,7 +115,7 @@ def _gb(size: int) -> str:
 def _copy_here(run: Run, folder: Path) -> int:
     """Copy on this node; one that has no room says so, and starts from the shared disk."""
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    image, copy = Path(read_json(run.record)["image"]), copy_path(run, folder)
+    image, copy = Path(str(read_object(run.record).get("image"))), copy_path(run, folder)
     try:
         seconds = cache_image(image, copy)
     except NotReadyError as error:

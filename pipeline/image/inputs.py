@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
-from pipeline.files import read_json, sha256_file, write_json
+from pipeline.files import read_object, sha256_file, write_json
 from pipeline.image.squash import SQUASH
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -80,13 +80,13 @@ def locked_digest(base: str) -> str | None:
         if not DIGEST.fullmatch(digest):
             raise UserError(f"--base {base}: {digest} is not a digest; write {name}@sha256: and 64 digits")
         return digest
-    found = (read_json(LOCK) or {}).get(base)
+    found = read_object(LOCK).get(base)
     return found if isinstance(found, str) else None
 
 
 def lock_digest(base: str, digest: str) -> None:
     """Write down what a base is, to be demanded from now on."""
-    write_json(LOCK, dict(sorted(((read_json(LOCK) or {}) | {base: digest}).items())))
+    write_json(LOCK, dict(sorted((read_object(LOCK) | {base: digest}).items())))
 
 
 def marker(inputs: Inputs) -> str:

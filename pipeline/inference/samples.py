@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.digest import digest_values
 from pipeline.config.inference import InferenceConfig
 from pipeline.config.stage import StageSection
 from pipeline.inference.prompts import read_prompts
@@ -20,6 +21,10 @@ APART = {
     "target_first_token_p50",
     "target_first_token_p95",
 }
+DIGESTED = {
+    "prompts", "prompts_file", "long_prompts", "precision", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
+    "stop", "seed",
+}  # fmt: skip
 
 
 def prompts_of(config: InferenceConfig) -> list[str]:
@@ -29,7 +34,7 @@ def prompts_of(config: InferenceConfig) -> list[str]:
 
 def settings_digest(config: InferenceConfig) -> str:
     """Hash all of the config that the samples depend on, and the file of prompts as it is now."""
-    settings = config.model_dump(mode="json", exclude=APART)
+    settings = digest_values(config, DIGESTED, APART)
     if config.prompts_file:
         path = Path(config.prompts_file)
         settings["prompts_file"] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"

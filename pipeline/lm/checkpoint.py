@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from pipeline.errors import NotReadyError
+from pipeline.errors import NotReadyError, UserError
 from pipeline.lm.contents import (
     TENSORS,
     AbsentError,
@@ -26,7 +27,7 @@ from pipeline.lm.contents import (
 )
 from pipeline.lm.reading import check_names, hash_file, read_tensors
 from pipeline.lm.together import on_all, on_main
-from pipeline.run.steps import PINNED, STEP_FOLDER, step_name
+from pipeline.run.steps import PINNED, leased_steps, reading, step_folders, step_name
 
 MODEL = "model."
 LAG_SECONDS = 30.0  # that a network file system may show this host less than what rank 0 has seen
@@ -111,11 +112,12 @@ def load_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
 
     Raise NotReadyError where retention has taken the checkpoint away.
     """
-    manifest = read_manifest(checkpoint)
-    contents = read_contents(checkpoint, manifest)
-    wanted = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
-    check_names(checkpoint, [name for name in contents.tensors if name.startswith(MODEL)], wanted)
-    read_tensors(checkpoint, manifest, contents, wanted)
+    with reading(checkpoint):
+        manifest = read_manifest(checkpoint)
+        contents = read_contents(checkpoint, manifest)
+        wanted = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
+        check_names(checkpoint, [name for name in contents.tensors if name.startswith(MODEL)], wanted)
+        read_tensors(checkpoint, manifest, contents, wanted)
     return manifest
 
 
@@ -135,34 +137,47 @@ def remove_old(
     """Delete all checkpoints but the first, the newest `keep_last`, every `keep_every`-th, pinned and `wanted` ones.
 
     Only what is complete and has its size counts as one of the newest, so that nothing goes before its successor is
-    there. Return the steps deleted.
+    there. What someone reads stays until a later call. Return the steps deleted.
     """
-    steps = [int(name.removeprefix("step-")) for name in reversed(_names(folder)) if _is_complete(folder / name)]
+    steps = [step for step, checkpoint in step_folders(folder).items() if _is_complete(checkpoint)]
+    read = leased_steps(folder)
     old = [
         step
         for step in steps[1:-keep_last]
         if not (keep_every and step % keep_every == 0)
+        and step not in read
         and not (folder / step_name(step) / PINNED).exists()
         and not wanted(step)
     ]
-    for step in old:
-        # Renamed first, so that a reader sees the whole folder or none; one that has files open can read on.
-        doomed = folder / f".{step_name(step)}.old"
-        (folder / step_name(step)).rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-    return old
+    return [step for step in old if _remove(folder, step)]
+
+
+def _remove(folder: Path, step: int) -> bool:
+    """Delete one checkpoint; False where someone has begun to read it since we looked.
+
+    Renamed first, so that a reader sees the whole folder or none. A reader writes its lease and then looks for the
+    folder, we rename it and then look for leases: one of the two sees the other.
+    """
+    checkpoint = folder / step_name(step)
+    doomed = folder / f".{checkpoint.name}.{secrets.token_hex(4)}.old"
+    checkpoint.rename(doomed)
+    if step in leased_steps(folder):
+        doomed.rename(checkpoint)
+        return False
+    if doomed.is_symlink():  # it was kept on another disk
+        doomed.unlink()
+    shutil.rmtree(doomed, ignore_errors=True)
+    return True
 
 
 def _names(folder: Path) -> list[str]:
     """List the step folders, whole or not, the newest first."""
-    entries = again(lambda: list(folder.iterdir())) if folder.is_dir() else []
-    names = [entry.name for entry in entries if STEP_FOLDER.fullmatch(entry.name)]
-    return sorted(names, key=lambda name: int(name.removeprefix("step-")), reverse=True)
+    return [step_name(step) for step in reversed(again(lambda: step_folders(folder)))]
 
 
 def _is_complete(checkpoint: Path) -> bool:
     try:
         read_manifest(checkpoint)
-    except CheckpointError:
+    except UserError:
         return False
     return True

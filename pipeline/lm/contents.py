@@ -121,6 +121,8 @@ def again(read: Callable[[], T]) -> T:
 def missing(path: Path, error: OSError) -> UserError:
     """Make the error of a file that cannot be read: its folder is gone, or it is damaged."""
     if not path.parent.is_dir():
+        if path.parent.is_symlink() or path.parent.exists():
+            return AbsentError(f"{path.parent}: a file, or a link that leads nowhere, where a checkpoint belongs")
         return NotReadyError(f"{path.parent}: this checkpoint is gone; retention (pretrain.keep_last) removes old ones")
     reason = "missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
     return AbsentError(f"{path}: {reason}")

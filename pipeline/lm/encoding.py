@@ -3,6 +3,7 @@
     data/pieces/00003/train.bin, validation.bin    ids, each document with its end, as in a shard
                       documents.bin                one row of DOCUMENT for each, in the order they were read
                       counts.json                  what reading met
+                      hashes.json                  [[path, first byte, end or null, sha256], …] of what was read
 
 Nothing is left out here: which documents are duplicates is known only when all pieces are there.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +24,25 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config.sources import format_of
 from pipeline.config.tokenize import DataSource
-from pipeline.files import fsync_file, fsync_folder, read_json, write_json
+from pipeline.files import (
+    TornError,
+    fsync_file,
+    fsync_folder,
+    hash_range,
+    read_json,
+    read_object,
+    write_json,
+    write_text,
+)
 from pipeline.lm.documents import ReadCounts, read_part
 from pipeline.lm.encoder import Encoder
 from pipeline.lm.pieces import Piece
 from pipeline.lm.shards import DTYPES, SPLITS, Ids, split_of
 from pipeline.lm.tokenizer import Tokenizer
 
+HASHES = "hashes.json"
 GROUP_BYTES = 8 << 20  # of text that is encoded at a time
 DOCUMENT = np.dtype([("high", "<u8"), ("low", "<u8"), ("bytes", "<u4"), ("tokens", "<u4"), ("split", "u1")])
 """`high` and `low`: the first 128 bits of the text's sha256; `tokens` counts the end; `split`: a place in SPLITS."""
@@ -52,8 +65,16 @@ class PieceOutput:
         return np.memmap(path, self.dtype, "r") if path.stat().st_size else np.empty(0, self.dtype)
 
     def counts(self) -> ReadCounts:
-        """Return what reading met."""
-        return ReadCounts(**read_json(self.folder / "counts.json"))
+        """Return what reading met. Raises TornError where the disk has lost it."""
+        path = self.folder / "counts.json"
+        try:
+            return ReadCounts(**read_object(path))
+        except TypeError as error:
+            raise TornError(f"{path}: {error}. Remove {self.folder} and run tokenize again") from error
+
+    def hashes(self) -> list[tuple[str, int, int | None, str]]:
+        """Return path, first byte, end and sha256 of what was read of each file; a piece of 0.1.0 does not say."""
+        return [(str(path), start, end, digest) for path, start, end, digest in read_json(self.folder / HASHES) or []]
 
 
 def read_piece(
@@ -82,8 +103,9 @@ def encode_piece(
     validation_fraction: float,
     *,
     tell: Callable[[ReadCounts], None] = lambda counts: None,
+    before_publish: Callable[[], None] = lambda: None,
 ) -> ReadCounts:
-    """Make the folder of a piece, and return what reading it met.
+    """Make the folder of a piece, and return what reading it met; `before_publish` may raise where files have changed.
 
     Raises UserError where a file can't be read to its end.
     """
@@ -100,11 +122,27 @@ def encode_piece(
             for texts in read_piece(piece, sources, counts, tell):
                 table.write(_encode_group(texts, ids, encoder, validation_fraction).tobytes())
         write_json(temporary / "counts.json", counts.to_json(), durable=False)
+        write_text(temporary / HASHES, json.dumps(list(_hash_inputs(piece))) + "\n", durable=False)
+        before_publish()
         _publish(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return counts
+
+
+def _hash_inputs(piece: Piece) -> Iterator[tuple[str, int, int | None, str]]:
+    """Hash the files, or their ranges, that a piece has read: they are in memory still.
+
+    What is not cut at bytes is hashed whole, by the piece that begins it.
+    """
+    for part in piece:
+        if part.path is None:
+            continue
+        if format_of(part.path) == ("lines", None):
+            yield str(part.path), part.start, part.end, hash_range(part.path, part.start, part.end)
+        elif part.start == 0:
+            yield str(part.path), 0, None, hash_range(part.path, 0, None)
 
 
 def _publish(temporary: Path, folder: Path) -> None:

@@ -62,6 +62,11 @@ class Gathering:
         return self.read(kind)
 
 
+def look_at_build() -> tuple[str, bool]:
+    """Return torch's version, and whether it is built for GPUs: CUDA, or AMD's HIP."""
+    return torch.__version__, bool(torch.version.cuda or getattr(torch.version, "hip", None))
+
+
 def look_at_gpus() -> tuple[bool, list[str], list[str]]:
     """Return whether CUDA works, and names and UUIDs of the GPUs that this process sees. Nothing is allocated."""
     if not torch.cuda.is_available():

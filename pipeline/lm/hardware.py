@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError
-from pipeline.files import read_json
+from pipeline.files import read_object
 from pipeline.plan import sizes
 
 PAYS = 5e12  # FLOPs of a Run, half a minute of two cores, from which a CPU gains more by compiling than it costs
@@ -69,7 +69,7 @@ def choose_hardware(config: Config, recorded: dict[str, Any] | None = None) -> H
 
 def start_hardware(config: Config, record: Path) -> Hardware:
     """Choose the hardware as the Run whose run.json is `record` did, and make this process ready for it."""
-    hardware = choose_hardware(config, (read_json(record) or {}).get("hardware"))
+    hardware = choose_hardware(config, read_object(record).get("hardware"))
     start_ranks(hardware)
     return hardware
 

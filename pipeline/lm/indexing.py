@@ -43,6 +43,7 @@ def write_data(
     drop_duplicates: bool = True,
     processes: int = 1,
     tell: Callable[[Written, int], None] = lambda written, shards: None,
+    before_index: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write shards and index from all pieces, whose `sources` are numbers in data:, and return the index.
 
@@ -79,6 +80,7 @@ def write_data(
         "in_both_splits": duplicates.in_both_splits,
         "splits": splits,
     }
+    before_index()
     write_json(data / INDEX, index)
     return index
 

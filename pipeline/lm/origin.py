@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.digest import default_values
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.lm.shards import TokenShards
@@ -37,6 +38,7 @@ def changes(checkpoint: Path, manifest: dict[str, Any], now: dict[str, Any]) -> 
     then, since = _flat(manifest.get("config")), _flat(now.get("config"))
     if not then or not since:
         return []
+    then = {name: value for name, value in _defaults().items() if name in since} | then  # keys younger than it
     names = [name for name in {**then, **since} if then.get(name) != since.get(name)]
     return [f"{name}: {_text(then.get(name))} -> {_text(since.get(name))}" for name in names]
 
@@ -53,6 +55,10 @@ def _check_fixed(checkpoint: Path, manifest: dict[str, Any], key: str, what: str
             f"{checkpoint}: it was trained with {what} ({str(then)[:12]}) than the Run's data folder has now "
             f"({now[:12]}). Put the former files back, or give the Run a new name"
         )
+
+
+def _defaults() -> dict[str, Any]:
+    return _flat({key: value for key, value in default_values(Config).items() if key in CONFIG_KEYS})
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

@@ -83,10 +83,10 @@ class PieceList:
 
 def read_pieces(path: Path) -> PieceList:
     """Read the list. Raises NotReadyError where there is none."""
-    record = read_json(path)
-    if record is None:
-        raise NotReadyError(f"{path}: the input is not listed yet: run tokenize from its beginning")
     try:
+        record = read_json(path)
+        if record is None:
+            raise NotReadyError(f"{path}: the input is not listed yet: run tokenize from its beginning")
         files = [(Path(name), size, changed) for name, size, changed in record["files"]]
         pieces = [
             [Part(source, None if file is None else files[file][0], start, end) for source, file, start, end in piece]

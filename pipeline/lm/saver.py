@@ -7,6 +7,7 @@ collectives: those belong to the training thread, and would hang with a rank tha
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -20,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pipeline.errors import DivergedError, StorageError, UserError
-from pipeline.files import fsync_folder, read_json, sha256_file, write_json
+from pipeline.files import TornError, fsync_folder, read_object, sha256_file, write_json
 from pipeline.lm.contents import FORMAT, TENSORS, Contents, seal
 from pipeline.lm.finite import not_finite
 from pipeline.lm.staging import aside, sha256, write_durably
@@ -59,9 +60,17 @@ NO_HOOKS = Hooks()
 class Saver:
     """Saves checkpoints into a folder, one at a time. Use it as a context: leaving waits for the save in flight."""
 
-    def __init__(self, folder: Path, about: dict[str, Any], hooks: Hooks = NO_HOOKS, *, limit: float = LIMIT) -> None:
-        """`about` goes into every manifest as it is."""
-        self.folder, self.about, self.hooks, self.limit = folder, about, hooks, limit
+    def __init__(
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        hooks: Hooks = NO_HOOKS,
+        *,
+        limit: float = LIMIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`about` goes into every manifest as it is; `limit` seconds of `clock` may pass for a save."""
+        self.folder, self.about, self.hooks, self.limit, self.clock = folder, about, hooks, limit, clock
         self.newest: int | None = None  # step of the last save, in flight or on disk
         self.rank, self.world_size = _rank(), _world_size()
         self.stager = Stager()
@@ -113,17 +122,18 @@ class Saver:
             return
         if not self.thread.is_alive():
             self.wait()
-        elif time.monotonic() - self.started > self.limit:
+        elif self.clock() - self.started > self.limit:
             self.wait(0)
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until nothing is in flight; raise what made the save fail, once."""
         if self.thread is None:
             return
-        left = self.started + self.limit - time.monotonic() if seconds is None else seconds
-        self.thread.join(max(0.0, left))
+        deadline = self.started + self.limit if seconds is None else self.clock() + seconds
+        while self.thread.is_alive() and (left := deadline - self.clock()) > 0:
+            self.thread.join(min(left, 1.0))  # not all at once: the clock may stand still
         if self.thread.is_alive():
-            waited = time.monotonic() - self.started
+            waited = self.clock() - self.started
             raise StorageError(f"{self.folder}: the save of step {self.newest} hangs, for {waited:.0f} s by now")
         self.thread, failure, self.failure = None, self.failure, None
         if failure is not None:
@@ -143,7 +153,7 @@ class Saver:
             except BaseException as error:
                 self.failure = error
 
-        self.started = time.monotonic()
+        self.started = self.clock()
         # A daemon, so that a hanging disk cannot keep a process from ending.
         self.thread = threading.Thread(target=run, name="checkpoint writer", daemon=True)
         self.thread.start()
@@ -177,15 +187,15 @@ class Saver:
     def _record_of(self, rank: int, temporary: Path) -> dict[str, Any]:
         """Wait for another rank's word on its file; raise what it failed of."""
         path = temporary / _record_name(rank)
-        self._wait_for(lambda: read_json(path) is not None, f"{path}: rank {rank} has not written its part")
-        record: dict[str, Any] = read_json(path)
+        self._wait_for(lambda: bool(_whole(path)), f"{path}: rank {rank} has not written its part")
+        record = _whole(path)
         _raise_if_failed(record)
         path.unlink()
         return record
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
         while not condition():
-            if time.monotonic() - self.started > self.limit:
+            if self.clock() - self.started > self.limit:
                 raise StorageError(f"{what} in {self.limit:.0f} s")
             time.sleep(POLL)
 
@@ -199,19 +209,29 @@ class Saver:
         write_json(temporary / MANIFEST, seal(manifest | {"files": files}))
         final = self.folder / step_name(step)
         self.hooks.before_publish()
-        if final.exists():  # of an attempt that got here before and was refused since
-            final.rename(final.with_name(f".{final.name}.{os.getpid()}.old"))
+        _clear(final)
         temporary.rename(final)
         fsync_folder(self.folder)
         remove_leftovers(self.folder)
         return final
 
 
+def _clear(place: Path) -> None:
+    """Take away what has the name of a new checkpoint; a person's file or link is only renamed."""
+    if place.is_symlink() or place.is_file():
+        place.rename(place.with_name(f"{place.name}.{secrets.token_hex(4)}.aside"))
+    elif place.exists():  # of an attempt that got here before and was refused since
+        place.rename(place.with_name(f".{place.name}.{secrets.token_hex(4)}.old"))
+
+
 def remove_leftovers(folder: Path, but: str = "") -> None:
     """Remove what killed saves and removals have left; none is in flight now, except the one named."""
     for entry in [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]:
-        if entry.name != but:
-            shutil.rmtree(entry, ignore_errors=True)
+        if entry.name == but:
+            continue
+        if entry.is_symlink() or not entry.is_dir():
+            entry.unlink(missing_ok=True)
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def check_space(folder: Path, needed: int) -> None:
@@ -248,6 +268,14 @@ def _raise_if_failed(record: dict[str, Any]) -> None:
         raise OSError(record["errno"], record["error"], record["file"])
     if names := record.get("not_finite"):
         raise DivergedError(f"not saved, because not finite: {', '.join(names[:10])}{' …' if len(names) > 10 else ''}")
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """Return another rank's record; an empty one as long as this host does not see the whole of it."""
+    try:
+        return read_object(path)
+    except TornError:
+        return {}
 
 
 def _record_name(rank: int) -> str:

@@ -28,7 +28,7 @@ from pipeline.lm.sinks import Sink, numbers
 from pipeline.lm.stepper import Stepper
 from pipeline.lm.stragglers import Stragglers
 from pipeline.lm.timing import StepClock, measured, peak_flops
-from pipeline.lm.together import on_all
+from pipeline.lm.together import on_all, on_main
 from pipeline.lm.watchdog import Watchdog
 from pipeline.plan import sizes
 
@@ -57,6 +57,8 @@ class Files:
     fence: Callable[[], None] = lambda: None  # raises where another process has taken this Run over
     ledger: Ledger = field(default_factory=lambda: Ledger(time.time(), lambda account: None))
     watchdog: Watchdog | None = None
+    look: Callable[[], None] = lambda: None  # called on rank 0 first; raises where checkpoints were lost
+    begins: Callable[[], None] = lambda: None  # called on rank 0 before step 0
     first_step_done: Callable[[], None] = lambda: None  # called on rank 0 when every rank has made this attempt's first
     sinks: list[Sink] = field(default_factory=list)  # that get every line of metrics too, on rank 0
 
@@ -70,7 +72,8 @@ class Trainer:
         self.config, self.hardware, self.files = config, hardware, files
         self.stepper = Stepper(config, hardware, batches, Injector(hardware.rank, files.event), files.ledger)
         self.rollbacks = 0
-        self.saver = Saver(files.checkpoints, about, Hooks(self._before_publish, self._saved))
+        clock = files.watchdog.clock if files.watchdog else time.monotonic
+        self.saver = Saver(files.checkpoints, about, Hooks(self._before_publish, self._saved), clock=clock)
         self.spikes = SpikeDetector(config.pretrain.spike_threshold, config.pretrain.spike_window)
         self.stragglers = Stragglers(config.pretrain.straggler_threshold)
         length = config.pretrain.sequence_length
@@ -100,6 +103,7 @@ class Trainer:
 
     def _train(self) -> Outcome:
         with self.files.ledger.during("load"):
+            on_main(self.files.look)
             resumed = self.resume()
         if resumed:
             self.files.ledger.mark(self.files.ledger.here(self.step))
@@ -122,6 +126,8 @@ class Trainer:
 
     def _begin(self) -> None:
         """Take over the weights that pretrain.init_from names; without it they are random."""
+        if self.is_main:
+            self.files.begins()
         if folder := self.config.pretrain.init_from:
             on_all(lambda: load_folder(Path(folder), self.stepper.model))
             if self.is_main:

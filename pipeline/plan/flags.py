@@ -1,51 +1,61 @@
-"""The options of a Job's sbatch line."""
+"""The options of a Job's sbatch line: an ordered mapping from option to value, which becomes words once."""
 
 from __future__ import annotations
 
 from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
 from pipeline.run.folder import Run
-from pipeline.slurm.options import option_words
+
+Flags = dict[str, str]  # sbatch's option without dashes -> value, options.FLAG for one that takes none
 
 TOKENIZE_PHASES = ("tokenizer", "encode", "index")  # Jobs of their own where an array shares the middle one
 ARRAY_PHASE = "encode"
 PARALLEL = ("preflight", "pretrain")  # on all nodes, with all ranks
 GPU_STAGES = (*PARALLEL, "evaluate", "inference")
 SAVES = 3  # that fit into the lead of the warning: one that is under way, the last one, and one for a busy file system
+NO_ID = "<id>"  # in place of the Run's, before it has one
 
 
-def sbatch_flags(
+def job_flags(
     stage: str,
-    segment: int,
     config: Config,
     cluster: Cluster,
     run: Run,
-    save_seconds: float | None = None,
     *,
+    run_id: str = NO_ID,
+    save_seconds: float | None = None,
     phase: str = "",
-) -> list[str]:
+) -> Flags:
     """Return a Job's options, without its dependency and its comment, which are known when it is submitted."""
     parallel = stage in PARALLEL
     tasks = config.pretrain.nproc_per_node if stage == "pretrain" and cluster.launcher == "srun" else 1
-    flags = [
-        f"--job-name={run.name}-{phase or stage}" + (f"-{segment}" if segment else ""),
+    flags = {
+        "job-name": job_name(run, phase or stage, run_id),
         # What the script says before it opens its attempt's own log, and what Slurm itself says.
-        f"--output={_escape(str(run.logs))}/{stage}-{'%A_%a' if phase == ARRAY_PHASE else '%j'}.slurm.log",
-        f"--chdir={run.root}",
-        f"--nodes={config.pretrain.nodes if parallel else 1}",
-        f"--ntasks-per-node={tasks}",
-        f"--time={getattr(config, stage).time}",
-        f"--signal=B:USR2@{signal_lead(cluster, save_seconds)}",
-    ]
+        "output": output_pattern(str(run.logs), stage, "%A_%a" if phase == ARRAY_PHASE else "%j"),
+        "chdir": str(run.root),
+        "nodes": str(config.pretrain.nodes if parallel else 1),
+        "ntasks-per-node": str(tasks),
+        "time": getattr(config, stage).time,
+        **({"time-min": least} if stage == "pretrain" and (least := config.pretrain.time_min) else {}),
+        "signal": f"B:USR2@{signal_lead(cluster, save_seconds)}",
+    }
     if phase == ARRAY_PHASE:
-        flags.append(array_flag(config.tokenize.array_tasks, config.tokenize.max_running_tasks))
-    gpus = gpus_of(stage, config, cluster)
-    return flags + option_words(cluster.sbatch_options(stage, getattr(config, stage), gpus))
+        flags["array"] = array_range(config.tokenize.array_tasks, config.tokenize.max_running_tasks)
+    return flags | cluster.sbatch_options(stage, getattr(config, stage), gpus_of(stage, config, cluster))
 
 
-def array_flag(tasks: int, at_a_time: int | None) -> str:
-    """Return the option that makes a Job an array of `tasks`, of which at most `at_a_time` run together."""
-    return f"--array=0-{tasks - 1}" + (f"%{at_a_time}" if at_a_time else "")
+def job_name(run: Run, kind: str, run_id: str) -> str:
+    """Name the Jobs of one kind; all Segments of a Run share a name, by which Slurm runs one of them at a time.
+
+    The id is in it because two Runs of one name, in two folders, must not wait for each other.
+    """
+    return f"{run.name}-{kind}-{run_id}"
+
+
+def array_range(tasks: int, at_a_time: int | None) -> str:
+    """Return what makes a Job an array of `tasks`, of which at most `at_a_time` run together."""
+    return f"0-{tasks - 1}" + (f"%{at_a_time}" if at_a_time else "")
 
 
 def gpus_of(stage: str, config: Config, cluster: Cluster) -> int:
@@ -60,6 +70,12 @@ def signal_lead(cluster: Cluster, save_seconds: float | None) -> int:
     return max(cluster.signal_lead, round(SAVES * (save_seconds or 0)))
 
 
-def _escape(path: str) -> str:
-    """Keep sbatch from reading a % in a folder's name as one of its own."""
-    return path.replace("%", "%%")
+def output_pattern(logs: str, stage: str, job: str) -> str:
+    r"""Return --output for a Job's own log; `job` is sbatch's pattern for its number.
+
+    A % in a folder's name is doubled. A path that holds one backslash anywhere is taken literally, but for its
+    backslashes, of which the first of each pair is dropped: then the Jobs of a Stage append to one file.
+    """
+    if "\\" in logs:
+        return logs.replace("\\", "\\\\") + f"/{stage}.slurm.log"
+    return logs.replace("%", "%%") + f"/{stage}-{job}.slurm.log"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipeline.cluster.schema import Cluster
@@ -12,9 +12,11 @@ from pipeline.errors import UserError
 from pipeline.plan import sizes
 from pipeline.plan.estimate import estimate
 from pipeline.plan.ettr import Reliability
-from pipeline.plan.flags import ARRAY_PHASE, PARALLEL, TOKENIZE_PHASES, gpus_of, sbatch_flags, signal_lead
+from pipeline.plan.flags import ARRAY_PHASE, PARALLEL, TOKENIZE_PHASES, Flags, gpus_of, job_flags, signal_lead
 from pipeline.plan.launch import launch_file
+from pipeline.plan.survival import Survival, survival_text
 from pipeline.run.folder import Run
+from pipeline.slurm.options import option_words
 from pipeline.slurm.time_limits import time_seconds
 
 STAGES = ("tokenize", "pretrain", "evaluate", "inference")
@@ -32,15 +34,26 @@ class Job:
     name: str  # unique in a Plan: the Stage, with the Segment's number where there are several, or the phase
     job_id: str  # the local scheduler's; Slurm gives its own
     stage: str
-    segment: int  # 1, 2, … where pretrain is cut into Segments, else 0
-    after: list[str]  # edges in Slurm's words: afterok:NAME, afterany:NAME
-    command: list[str]
+    segment: int  # 1, 2, … where Segments are queued beforehand, else 0
+    after: list[str]  # edges in Slurm's words: afterok:NAME, afterany:NAME, singleton
+    script: str
+    arguments: list[str]  # the script's own words
     time: str
     nodes: int
     ranks: int  # on all nodes together
+    flags: Flags = field(default_factory=dict)  # of sbatch; none on this machine
     phase: str = ""  # of tokenize, where it is cut into several Jobs
     tasks: int = 1  # of a Job array
-    arguments: int = 1  # words at the command's end that are the script's own
+
+    @property
+    def command(self) -> list[str]:
+        """Return the line that starts it, with names in place of the ids that Slurm will give."""
+        script = [self.script, *self.arguments]
+        if not self.flags:
+            return ["bash", *script]
+        edges = [f"{kind}:<{name}>" if name else kind for kind, _, name in (e.partition(":") for e in self.after)]
+        flags = self.flags | ({"dependency": ",".join(edges)} if edges else {})
+        return ["sbatch", "--parsable", *option_words(flags), *script]
 
 
 @dataclass(frozen=True)
@@ -53,9 +66,13 @@ class Plan:
     alone: list[Job]  # that run only where they are asked for
     files: dict[str, str]  # path inside the Run -> text
     derived: dict[str, str]  # what -> value with its arithmetic
+    segments: int = 1  # time limits that the training takes, as far as that is known
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        jobs = {
+            kind: [asdict(job) | {"command": job.command} for job in getattr(self, kind)] for kind in ("jobs", "alone")
+        }
+        return asdict(self) | jobs
 
 
 @dataclass(frozen=True)
@@ -92,7 +109,8 @@ def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | N
         str(run.launch(stage).relative_to(run.root)): launch_file(stage, config, cluster, run)
         for stage in (*ALONE, *STAGES)
     }
-    return Plan(str(run.root), cluster.scheduler, jobs, alone, files, derive(config, cluster, measured))
+    derived, needed = derive(config, cluster, measured), segments_needed(config, cluster, measured)
+    return Plan(str(run.root), cluster.scheduler, jobs, alone, files, derived, needed)
 
 
 def _check_ranks(config: Config, cluster: Cluster) -> None:
@@ -127,28 +145,23 @@ def _job(
 ) -> Job:
     name = f"{stage}-{segment}" if segment else phase or stage
     nodes = config.pretrain.nodes if stage in PARALLEL else 1
-    arguments = [str(run.root), *([phase] if phase else [])]
-    script = [str(run.snapshot / "sbatch" / f"{stage}.sbatch"), *arguments]
-    after = edges(stage, segment, before)
-    if cluster.scheduler == "slurm":
-        flags = sbatch_flags(stage, segment, config, cluster, run, measured.save_seconds, phase=phase)
-        dependency = [f"--dependency={','.join(f'{e}>'.replace(':', ':<') for e in after)}"] if after else []
-        command = ["sbatch", "--parsable", *flags, *dependency, *script]
-    else:
-        command = ["bash", *script]
+    on_slurm = cluster.scheduler == "slurm"
     return Job(
         name=name,
         job_id=str(len(before) + 1),
         stage=stage,
         segment=segment,
-        after=after,
-        command=command,
+        after=edges(stage, before) if on_slurm else local_edges(stage, before),
+        script=str(run.snapshot / "sbatch" / f"{stage}.sbatch"),
+        arguments=[str(run.root), *([phase] if phase else [])],
         time=getattr(config, stage).time,
         nodes=nodes,
         ranks=nodes * config.pretrain.nproc_per_node if stage in PARALLEL else 1,
+        flags=job_flags(stage, config, cluster, run, save_seconds=measured.save_seconds, phase=phase)
+        if on_slurm
+        else {},
         phase=phase,
         tasks=config.tokenize.array_tasks if phase == ARRAY_PHASE else 1,
-        arguments=len(arguments),
     )
 
 
@@ -158,28 +171,43 @@ def phases(stage: str, config: Config, cluster: Cluster) -> tuple[str, ...]:
     return TOKENIZE_PHASES if several else ("",)
 
 
-def edges(stage: str, segment: int, before: list[Job]) -> list[str]:
-    """Return a Job's edges to those before it.
+NEEDS = {"pretrain": "tokenize", "evaluate": "pretrain", "inference": "pretrain"}  # complete, before a Stage works
 
-    A Stage needs the one before it to have succeeded. A Segment follows however the one before it ended (a time limit
-    is no success, and a child by afterok would be cancelled by it); it reads the last verdict before it trains.
+
+def edges(stage: str, before: list[Job]) -> list[str]:
+    """Return a Job's edges to those before it, in Slurm's words.
+
+    pretrain needs tokenize to have succeeded. A Segment follows however the one before it ended (a time limit is no
+    success, and a child by afterok would be cancelled by it), and `singleton` lets one of them work at a time. evaluate
+    and inference follow the newest Segment however it ends, and leave at once where training is not complete: an edge
+    that asks for success fails for good with the first Segment that runs into its limit.
     """
     if before and before[-1].stage == stage and before[-1].phase:
         return [f"afterok:{before[-1].name}"]
-    if segment > 1:
-        return [f"afterany:{before[-1].name}"]
-    needs = {"pretrain": "tokenize", "evaluate": "pretrain", "inference": "pretrain"}.get(stage)
-    last = [job.name for job in before if job.stage == needs][-1:]
-    return [f"afterok:{name}" for name in last]
+    last = [job.name for job in before if job.stage == NEEDS.get(stage)][-1:]
+    if stage != "pretrain":
+        return [f"afterany:{name}" for name in last]
+    former = [f"afterany:{before[-1].name}"] if before and before[-1].stage == stage else []
+    return [*(f"afterok:{name}" for name in last), *former, "singleton"]
+
+
+def local_edges(stage: str, before: list[Job]) -> list[str]:
+    """Return the same for this machine, where one Job runs at a time and the first failure ends the chain."""
+    return [f"afterok:{name}" for name in [job.name for job in before if job.stage == NEEDS.get(stage)][-1:]]
 
 
 def count_segments(config: Config, cluster: Cluster, measured: Measured) -> int:
-    """Return how many Jobs the training is cut into: as the key says, or by the speed that was measured.
+    """Return how many Segments are queued beforehand: one, which sees to the next, where nodes may submit.
 
-    Without either it is one, which requeues itself while it makes progress.
+    Elsewhere as many as the key says, or as the speed that was measured asks for.
     """
-    if cluster.scheduler == "local":
+    if cluster.scheduler == "local" or cluster.nodes_may_submit:
         return 1
+    return segments_needed(config, cluster, measured)
+
+
+def segments_needed(config: Config, cluster: Cluster, measured: Measured) -> int:
+    """Return how many time limits the training takes, as far as that is known; else what the key says, or one."""
     if config.pretrain.segments is not None:
         return config.pretrain.segments
     if measured.tokens_per_s is None:
@@ -213,16 +241,17 @@ def derive(config: Config, cluster: Cluster, measured: Measured) -> dict[str, st
 
 
 def _derive_segments(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
-    pretrain, segments = config.pretrain, count_segments(config, cluster, measured)
+    pretrain, segments = config.pretrain, segments_needed(config, cluster, measured)
     if pretrain.segments is not None:
         why = "as the key pretrain.segments says"
     elif measured.tokens_per_s is None:
-        why = "no speed was measured yet; it requeues itself while it makes progress"
+        why = "no speed was measured yet"
     else:
         left, useful = _seconds_left(config, measured), _useful_seconds(config, cluster)
         speed = f"{measured.tokens_per_s:,.0f} tokens/s"
         why = f"{left / 3600:.1f} h left at {speed} / {useful / 3600:.1f} h that each trains"
-    derived = {"Segments": f"{segments}: {why}"}
+    how = "each queues the next when it begins" if cluster.nodes_may_submit else "all queued beforehand"
+    derived = {"Segments": f"{segments}: {why}; {how}"}
     lead = signal_lead(cluster, measured.save_seconds)
     derived["warning"] = f"{lead} s before the time limit; Slurm may send it up to 60 s early"
     if gpus := gpus_of("pretrain", config, cluster):
@@ -232,7 +261,7 @@ def _derive_segments(config: Config, cluster: Cluster, measured: Measured) -> di
             f"{hours:,.1f} = {segments} Segments x {pretrain.nodes} nodes x {gpus} GPUs x {pretrain.time}; "
             f"more where they are requeued, up to max_gpu_hours ({bound})"
         )
-    return derived | _derive_reliability(config, cluster, measured)
+    return derived | _derive_reliability(config, cluster, measured) | _derive_survival(config, cluster, measured)
 
 
 def _derive_reliability(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
@@ -257,6 +286,29 @@ def _derive_reliability(config: Config, cluster: Cluster, measured: Measured) ->
     }
 
 
+def _derive_survival(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
+    """Say how likely the chain's own rules end it though nothing but random failures happens."""
+    pretrain, guess = config.pretrain, ""
+    if measured.tokens_per_s:
+        left = _seconds_left(config, measured)
+        step = sizes.tokens_per_step(config) / measured.tokens_per_s
+    elif pretrain.segments:
+        left = pretrain.segments * _useful_seconds(config, cluster)
+        step, guess = left / pretrain.max_steps, "; if training takes all of its Segments"
+    else:
+        return {}
+    start = measured.restart_seconds or START_SECONDS
+    first_save = start + pretrain.save_interval * step + (measured.save_seconds or 0.0)
+    mean = cluster.node_mtbf_days * DAY / pretrain.nodes
+    survival = Survival(mean, first_save, left, cluster.max_restarts_without_progress)
+    return {"own rules": survival_text(survival) + guess}
+
+
 def gpu_hours(config: Config, cluster: Cluster, plan: Plan) -> float:
-    """Return the most GPU-hours that the Plan's Jobs can use, each within its time limit."""
-    return sum(job.nodes * gpus_of(job.stage, config, cluster) * time_seconds(job.time) / 3600 for job in plan.jobs)
+    """Return the most GPU-hours that the Plan's Jobs, and the Segments that follow them, use within their limits."""
+
+    def hours(job: Job) -> float:
+        times = plan.segments if job.stage == "pretrain" and not job.segment else 1
+        return times * job.nodes * gpus_of(job.stage, config, cluster) * time_seconds(job.time) / 3600
+
+    return sum(map(hours, plan.jobs))

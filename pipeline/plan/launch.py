@@ -9,8 +9,8 @@ from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
 from pipeline.image.container import container_options
 from pipeline.plan.flags import PARALLEL, gpus_of
+from pipeline.plan.srun import srun_words, step_array
 from pipeline.run.folder import Run
-from pipeline.slurm.options import option_words
 
 # A stop signal that reaches torchrun goes on to the ranks, which save and end by themselves; by default it knows no
 # USR2, dies of it and leaves them behind. Ranks that hang are not waited for: their watchdogs end them.
@@ -20,9 +20,6 @@ TORCHRUN = (
     f"-m torch.distributed.run --max-restarts=0 --no-python "
     f"--signals-to-handle={TORCHRUN_SIGNALS} --shutdown-timeout={SAVE_SECONDS}"
 ).split()
-
-# srun does not take --cpus-per-task from sbatch since 22.05.
-CPUS = '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"'
 
 # What a parent job or torchrun may have left in the environment; a Run must not take it for its own.
 FOREIGN_VARIABLES = (
@@ -34,7 +31,7 @@ FOREIGN_VARIABLES = (
 # Set by sbatch/lib.sh; in a container they win over the image's own.
 FROM_THE_ALLOCATION = (
     "MASTER_ADDR MASTER_PORT PIPELINE_STAGE PIPELINE_PHASE PIPELINE_TASK PIPELINE_JOB_ID PIPELINE_ATTEMPT "
-    "PIPELINE_STARTED PIPELINE_NODES"
+    "PIPELINE_STARTED PIPELINE_NODES PIPELINE_BATCH_NODE"
 ).split()
 
 
@@ -48,8 +45,8 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
         f"# Written by plan, sourced by sbatch/{stage}.sbatch.",
         f"SCHEDULER={cluster.scheduler}",
         f"PYTHON={shlex.quote(cluster.host_python)}",
-        *_watch(stage, config, cluster),
-        *_launch(stage, config, cluster, run, exports),
+        *_may_submit(stage, config, cluster),
+        *_launch(stage, config, cluster, run),
         *_image_cache(stage, config, cluster),
         f"unset {' '.join(FOREIGN_VARIABLES)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in exports.items()),
@@ -58,10 +55,11 @@ def launch_file(stage: str, config: Config, cluster: Cluster, run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _watch(stage: str, config: Config, cluster: Cluster) -> list[str]:
-    """Have the batch shell of pretrain look for checkpoints that evaluate Jobs are to be submitted for."""
-    watches = stage == "pretrain" and cluster.scheduler == "slurm" and cluster.nodes_may_submit
-    return ["WATCH=1"] if watches and config.evaluate.beside_training else []
+def _may_submit(stage: str, config: Config, cluster: Cluster) -> list[str]:
+    """Say where the job script may call Slurm's commands, and whether pretrain's has evaluate Jobs submitted."""
+    if cluster.scheduler != "slurm" or not cluster.nodes_may_submit:
+        return []
+    return ["MAY_SUBMIT=1", *(["EVALUATE_BESIDE=1"] if stage == "pretrain" and config.evaluate.beside_training else [])]
 
 
 def _secrets(cluster: Cluster) -> list[str]:
@@ -100,9 +98,17 @@ def _exports(stage: str, config: Config, cluster: Cluster, run: Run) -> dict[str
     return exports | environment | ({"PIPELINE_EXPECTED_ENV": expected} if environment else {})
 
 
-def _launch(stage: str, config: Config, cluster: Cluster, run: Run, exports: dict[str, str]) -> list[str]:
+def stage_container(stage: str, config: Config, cluster: Cluster, run: Run) -> list[str]:
+    """Return srun's container options for the processes of a Stage; none where it runs without an image."""
+    # Pyxis would take each further line of a value for a variable of its own. It passes unnamed all the same, unless
+    # the image has one of this name.
+    named = [name for name, value in _exports(stage, config, cluster, run).items() if "\n" not in value]
+    return container_options(config, cluster, run, [*named, *cluster.secret_env, *FROM_THE_ALLOCATION])
+
+
+def _launch(stage: str, config: Config, cluster: Cluster, run: Run) -> list[str]:
     if cluster.scheduler == "slurm":
-        return _slurm_launch(stage, config, cluster, run, exports)
+        return _slurm_launch(stage, config, cluster, run)
     return _local_launch(stage, config.pretrain.nproc_per_node if stage in PARALLEL else 1, cluster)
 
 
@@ -114,16 +120,19 @@ def _local_launch(stage: str, ranks: int, cluster: Cluster) -> list[str]:
     return [*first, f"LAUNCH=({shlex.join(python)})"]
 
 
-def _slurm_launch(stage: str, config: Config, cluster: Cluster, run: Run, exports: dict[str, str]) -> list[str]:
+def _slurm_launch(stage: str, config: Config, cluster: Cluster, run: Run) -> list[str]:
     """Start one torchrun per node by sbatch/node.sh, or one rank per task; a Stage of one process by srun alone."""
     ranks = config.pretrain.nproc_per_node
-    # Pyxis would take each further line of a value for a variable of its own. It passes unnamed all the same, unless
-    # the image has one of this name.
-    named = [name for name, value in exports.items() if "\n" not in value]
-    container = container_options(config, cluster, run, [*named, *cluster.secret_env, *FROM_THE_ALLOCATION])
+    container = stage_container(stage, config, cluster, run)
 
     def srun(array: str, stage: str, per_node: int, program: list[str] | str) -> str:
-        return _srun(array, stage, per_node, config, cluster, container, program)
+        # The first task to fail ends the others; the ranks' own watchdogs would take minutes.
+        own = ["--kill-on-bad-exit=1"]
+        if stage != "preflight":
+            return step_array(array, srun_words(stage, config, cluster, container, own=own, per_node=per_node), program)
+        own.append("--overcommit")  # its ranks share what training's one task per node will have
+        words = srun_words(stage, config, cluster, container, own=own, per_node=per_node)
+        return step_array(array, words, program, cpus="")
 
     python = [cluster.python, "-u"]
     rank = ["bash", str(run.snapshot / "sbatch" / "rank.sh"), *python]
@@ -147,34 +156,6 @@ def _image_cache(stage: str, config: Config, cluster: Cluster) -> list[str]:
     """Name the folder of a node's own disk for the image, and what starts a copy to it, once on each node."""
     if cluster.image_cache is None:
         return []
-    nodes = config.pretrain.nodes if stage in PARALLEL else 1
-    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    words += [*option_words(cluster.srun_options(stage, getattr(config, stage)))]
-    program = shlex.join([cluster.host_python, "-m", "pipeline.image.cache"])
-    return [f"IMAGE_CACHE={shlex.quote(cluster.image_cache)}", f"CACHE_IMAGE=({shlex.join(words)} {CPUS} {program})"]
-
-
-def _srun(
-    array: str,
-    stage: str,
-    per_node: int,
-    config: Config,
-    cluster: Cluster,
-    container: list[str],
-    program: list[str] | str,
-) -> str:
-    """Write the array of words that starts `program`, `per_node` times on each node of the Stage."""
-    nodes = config.pretrain.nodes if stage in PARALLEL else 1
-    words = [
-        "srun",
-        # The first task to fail ends the others; the ranks' own watchdogs would take minutes.
-        "--kill-on-bad-exit=1",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes * per_node}",
-        f"--ntasks-per-node={per_node}",
-        *option_words(cluster.srun_options(stage, getattr(config, stage))),
-        *container,
-    ]
-    # Preflight's tasks share the CPUs of one.
-    cpus = CPUS if stage != "preflight" else "--cpus-per-task=1 --overcommit"
-    return f"{array}=({shlex.join(words)} {cpus} {program if isinstance(program, str) else shlex.join(program)})"
+    copy = [cluster.host_python, "-m", "pipeline.image.cache"]
+    array = step_array("CACHE_IMAGE", srun_words(stage, config, cluster, ()), copy)
+    return [f"IMAGE_CACHE={shlex.quote(cluster.image_cache)}", array]

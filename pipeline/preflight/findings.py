@@ -12,10 +12,14 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline.config.preflight import PreflightConfig
 from pipeline.files import read_json
+from pipeline.preflight.granted import Granted
 from pipeline.preflight.nvidia_smi import Smi
+from pipeline.run.blame import Fault, blamed_nodes
 from pipeline.run.folder import Run
+from pipeline.run.records import read_record
 from pipeline.units import size
 
+TO_RANK_0 = ("mount", "route")  # kinds of fault that lie between a node and that of rank 0
 VARIABLES = ("NCCL_", "UCX_", "GLOO_", "TORCH_", "FI_")  # what is compared between ranks, listed or not
 
 
@@ -53,13 +57,15 @@ class NodeRecord(BaseModel):
     boot_id: str = ""  # the same on two nodes: both are this one machine
     load: float | None = None
     cores: int | None = None
+    granted: Granted = Granted()
     memlock: int | None = None  # bytes; None: unlimited
     shm_free: int | None = None
     free_bytes: int | None = None
     ib_devices: list[IbDevice] = []
     uverbs: bool = False  # /dev/infiniband/uverbs* is in the container
     smi: Smi | None = None
-    torch: str = ""
+    torch: str = ""  # its version
+    cuda_build: bool | None = None  # whether torch is built for GPUs
     cuda: bool | None = None
     gpus: list[str] = []  # names, as torch sees them
     gpu_uuids: list[str] = []
@@ -83,6 +89,7 @@ class RankRecord(BaseModel):
     pid: int
     launcher: int = 0
     device: str
+    cpus: str = ""  # that it may run on: a mask in hexadecimal digits
     variables: dict[str, str] = {}
 
     def __str__(self) -> str:
@@ -120,7 +127,7 @@ class Finding:
     node: str | None
     cause: str
     remedy: str
-    site: bool = False  # a property of the cluster rather than of one node, if all have it
+    kind: str = ""  # of blame.KINDS: what a node may be blamed for, if others do not have it
 
     def __str__(self) -> str:
         place = f"{self.node}: " if self.node else ""
@@ -142,15 +149,22 @@ class Report:
 
     @property
     def bad_nodes(self) -> list[str]:
-        """Name the nodes that are to blame, once each."""
-        return list(dict.fromkeys(finding.node for finding in self.errors if finding.node))
+        """Name the nodes that are to blame, once each, because others of this attempt are fine."""
+        faults = [Fault(finding.node, finding.kind) for finding in self.errors if finding.node]
+        everyone = {node.node for node in self.nodes}
+        # Rank 0's node always sees its own file and port: it says nothing about the ways to it.
+        others = everyone - {node.node for node in self.nodes if node.rank == 0}
+        to_rank_0 = [fault for fault in faults if fault.kind in TO_RANK_0]
+        own = [fault for fault in faults if fault.kind not in TO_RANK_0]
+        return list(dict.fromkeys(blamed_nodes(own, everyone) + blamed_nodes(to_rank_0, others)))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "ok": not self.errors,
             "bad_nodes": self.bad_nodes,
             "findings": [
-                {"level": f.level, "node": f.node, "cause": f.cause, "remedy": f.remedy} for f in self.findings
+                {"level": f.level, "node": f.node, "cause": f.cause, "remedy": f.remedy, "kind": f.kind}
+                for f in self.findings
             ],
             "all_reduce": self.all_reduce.model_dump() if self.all_reduce else None,
             "nodes": [record.model_dump() for record in self.nodes],
@@ -165,8 +179,8 @@ def merge(findings: Iterable[Finding], nodes: int) -> list[Finding]:
         by_cause.setdefault((finding.level, finding.cause, finding.remedy), []).append(finding)
     merged: list[Finding] = []
     for same in by_cause.values():
-        first = same[0]
-        if first.site and nodes > 1 and len({finding.node for finding in same}) == nodes:
+        first, places = same[0], {finding.node for finding in same if finding.node}
+        if nodes > 1 and len(places) == nodes:
             merged.append(Finding(first.level, None, f"all {nodes} nodes: {first.cause}", first.remedy))
         else:
             merged += same
@@ -226,5 +240,4 @@ def _row(record: NodeRecord, report: Report) -> tuple[str, ...]:
 
 def read_table(run: Run, job_id: str, attempt: int) -> str:
     """Return the table of a finished preflight, or nothing where it left no report."""
-    value = read_json(run.preflight(job_id, attempt))
-    return str(value.get("table", "")) if isinstance(value, dict) else ""
+    return str(read_record(run.preflight(job_id, attempt)).get("table", ""))

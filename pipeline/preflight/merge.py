@@ -8,13 +8,14 @@ from statistics import median, median_low
 from typing import Literal
 
 from pipeline.preflight.findings import AllReduce, Finding, NodeRecord, RankRecord, Report, Wanted, merge
-from pipeline.preflight.rules import node_findings
+from pipeline.preflight.rules import SMALL_STEP, node_findings
 
 PHASES = (
     "arrived", "looking around", "asking nvidia-smi", "importing torch", "looking at the GPUs", "looking for rank 0",
     "waiting for rank 0's word", "waiting for the others", "joining the process group", "all-reduce", "done",
 )  # fmt: skip
 SLOW_FACTOR = 2.0  # below the median of the nodes' own all-reduce
+DRAIN = "have the node drained and looked at"
 ONE_LAUNCHER = (
     "start one launcher per node (srun --ntasks-per-node=1 torchrun …), or one rank per task without torchrun"
 )
@@ -38,6 +39,7 @@ def judge(
         *_world(ranks, wanted),
         *_variables(ranks, wanted),
         *_loopback(nodes),
+        *_cpus(nodes, ranks),
         *_clocks(nodes, wanted),
         *_bandwidth(nodes, wanted, all_reduce),
     ]
@@ -54,8 +56,7 @@ def judge_hang(nodes: list[NodeRecord], wanted: Wanted, doing: str) -> Report:
     missing = list(_missing(nodes, [], wanted))
     limit = f"within {wanted.limits.timeout:g} s"
     findings = missing + [
-        Finding("error", node.node, f"got no further {limit} than: {node.doing}", "have the node drained and looked at")
-        for node in behind
+        Finding("error", node.node, f"got no further {limit} than: {node.doing}", DRAIN, "absent") for node in behind
     ]
     if not findings:
         cause = f"all nodes wait {limit} in: {doing}"
@@ -70,7 +71,7 @@ def _missing(nodes: list[NodeRecord], ranks: list[RankRecord], wanted: Wanted) -
         if name not in here:
             cause = f"did not arrive {limit}: no file of it in the Run's folder"
             remedy = "look at its slurmd, at the container's start in the log, and whether it mounts the Run's folder"
-            yield Finding("error", name, cause, remedy)
+            yield Finding("error", name, cause, remedy, "absent")
     if not ranks:
         return
     present = {rank.rank for rank in ranks}
@@ -78,7 +79,7 @@ def _missing(nodes: list[NodeRecord], ranks: list[RankRecord], wanted: Wanted) -
         absent = sorted(set(range(node.rank, node.rank + wanted.nproc_per_node)) - present)
         if absent and node.ready and not (node.master and node.master.error):
             cause = f"did not hear of rank {', '.join(map(str, absent))} {limit}"
-            yield Finding("error", node.node, cause, "read what those ranks say in the log")
+            yield Finding("error", node.node, cause, "read what those ranks say in the log", "absent")
     if not wanted.nodes and len(here) * wanted.nproc_per_node < wanted.world_size:
         absent = sorted(set(range(wanted.world_size)) - present)
         cause = f"{len(absent)} of {wanted.world_size} ranks did not arrive {limit}: {', '.join(map(str, absent[:20]))}"
@@ -131,7 +132,8 @@ def _world(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
 
 def _variables(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
     """Compare every rank's variables with the launch file, and those that it does not list with the other ranks'."""
-    remedy = "the image's /etc/environment or a node's profile changes it: name it in --container-env"
+    unlisted = "write it below env in the cluster file, so that every rank gets it"
+    changed = "Slurm's TaskProlog, a hook of Enroot or the image's start changes it on its way; have that removed"
     for name in sorted({name for rank in ranks for name in rank.variables} | set(wanted.variables)):
         usual, source = wanted.variables.get(name), "the launch file"
         if usual is None:
@@ -145,8 +147,9 @@ def _variables(ranks: list[RankRecord], wanted: Wanted) -> Iterator[Finding]:
         for rank in list(off.values())[: 1 if everywhere else None]:
             value = repr(rank.variables[name]) if name in rank.variables else "not set"
             cause = f"{name} is {value} on rank {rank.rank} ({rank.node}), and {usual!r} in {source}"
-            level: Literal["error", "warning"] = "error" if name in wanted.variables else "warning"
-            yield Finding(level, None if everywhere else rank.node, cause, remedy)
+            listed = name in wanted.variables
+            level: Literal["error", "warning"] = "error" if listed else "warning"
+            yield Finding(level, None if everywhere else rank.node, cause, changed if listed else unlisted, "profile")
 
 
 def _loopback(nodes: list[NodeRecord]) -> Iterator[Finding]:
@@ -154,10 +157,24 @@ def _loopback(nodes: list[NodeRecord]) -> Iterator[Finding]:
     if len({node.boot_id for node in nodes if node.boot_id}) < 2:
         return
     for node in nodes:
-        if node.master is not None and node.master.loopback:
+        if (
+            node.master is not None and node.master.loopback and node.rank != 0
+        ):  # rank 0 listens on all of its addresses
             cause = f"the name of rank 0, {node.master.name}, is a loopback address here: {node.master.addresses[0]}"
-            remedy = "remove that line of its /etc/hosts, or let MASTER_ADDR be an address of the nodes' network"
-            yield Finding("error", node.node, cause, remedy)
+            remedy = "remove that line of its /etc/hosts: the name must lead to an address of the nodes' network"
+            yield Finding("error", node.node, cause, remedy, "names")
+
+
+def _cpus(nodes: list[NodeRecord], ranks: list[RankRecord]) -> Iterator[Finding]:
+    """Find nodes whose ranks together may use less than half of the Job's CPUs; Slurm may count threads or cores."""
+    for node in nodes:
+        masks = [int(rank.cpus, 16) for rank in ranks if rank.node == node.node and rank.cpus]
+        union = 0
+        for mask in masks:
+            union |= mask
+        if masks and node.granted.cpus is not None and union.bit_count() * 2 < node.granted.cpus:
+            cause = f"its ranks may run on {union.bit_count()} CPUs, and the Job has {node.granted.cpus} there"
+            yield Finding("warning", node.node, cause, SMALL_STEP)
 
 
 def _clocks(nodes: list[NodeRecord], wanted: Wanted) -> Iterator[Finding]:
@@ -173,11 +190,11 @@ def _clocks(nodes: list[NodeRecord], wanted: Wanted) -> Iterator[Finding]:
         apart = abs(told[0][1] - told[1][1])
         wrong = [node for node, _ in told if node.file_skew is not None and abs(node.file_skew) > limit]
         cause = f"the clocks of {told[0][0].node} and {told[1][0].node} are {apart:.1f} s apart"
-        yield Finding("error", wrong[0].node if len(wrong) == 1 else None, cause, remedy)
+        yield Finding("error", wrong[0].node if len(wrong) == 1 else None, cause, remedy, "clock")
         return
     for node, skew in off:
         cause = f"its clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the other nodes'"
-        yield Finding("error", node.node, cause, remedy)
+        yield Finding("error", node.node, cause, remedy, "clock")
 
 
 def _bandwidth(nodes: list[NodeRecord], wanted: Wanted, all_reduce: AllReduce | None) -> Iterator[Finding]:
@@ -188,7 +205,8 @@ def _bandwidth(nodes: list[NodeRecord], wanted: Wanted, all_reduce: AllReduce | 
     slow = [(node, rate) for node, rate in rates if len(rates) > 1 and rate * SLOW_FACTOR < middle]
     for node, rate in slow:
         cause = f"an all-reduce between its own ranks makes {rate:.2f} GB/s, the median of all nodes is {middle:.2f}"
-        yield Finding("error" if too_slow else "warning", node.node, cause, "have the links between its GPUs looked at")
+        level: Literal["error", "warning"] = "error" if too_slow else "warning"
+        yield Finding(level, node.node, cause, "have the links between its GPUs looked at", "slow")
     if too_slow and all_reduce is not None:
         cause = f"the all-reduce makes {all_reduce.bus_gbps:.2f} GB/s, preflight.min_bus_gbps is {floor:g}"
         remedy = "look at the transport that NCCL_DEBUG=INFO tells, and try halves of the nodes with sbatch -w"

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from pipeline.preflight.findings import VARIABLES, IbDevice, Master, NodeRecord
+from pipeline.preflight.granted import granted
 from pipeline.preflight.nvidia_smi import ask_nvidia_smi
 
 ROOT = Path("/")
@@ -48,6 +49,9 @@ def look_around(record: NodeRecord, folder: Path, root: Path = ROOT) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     record.memlock = None if soft == resource.RLIM_INFINITY else soft
     record.load, record.cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    nodes = expected_nodes()
+    number = nodes.index(record.node) if record.node in nodes else None
+    record.granted = granted(os.environ, number, root, os.cpu_count())
     record.boot_id = _text(root / "proc/sys/kernel/random/boot_id")
     record.shm_free = _free(root / "dev/shm")
     record.free_bytes = _free(folder)

@@ -12,18 +12,19 @@ from pipeline.slurm.gres import gpus_in
 from pipeline.units import size
 
 MODEL = re.compile(r"[a-z]{1,3}[0-9]{1,4}(?![a-z0-9])")  # of a GPU: h100, a100_1g.5gb, l40, gh200; no other word
+SMALL_STEP = "look at the srun options of the cluster file and the config: the step gets less than the Job has"
 BUSY_MIB = 1024  # what an idle driver holds is below that
 SHM_BYTES_PER_RANK = 128 << 20  # NCCL's guide gives a container of eight ranks 1 GB
 MEMLOCK_ERROR, MEMLOCK_WARNING = 64 << 20, 4 << 30  # InfiniBand's buffers are locked in memory
 
 
 class NodeRule(NamedTuple):
-    """`check` returns what is wrong with a node, or None. `site`: if all nodes have it, none of them is to blame."""
+    """`check` returns what is wrong with a node, or None. `kind`: of blame.KINDS; without one no node is blamed."""
 
     level: Literal["error", "warning"]
     check: Callable[[NodeRecord, Wanted], str | None]
     remedy: str
-    site: bool = False
+    kind: str = ""
 
 
 def node_findings(node: NodeRecord, wanted: Wanted) -> Iterator[Finding]:
@@ -31,7 +32,7 @@ def node_findings(node: NodeRecord, wanted: Wanted) -> Iterator[Finding]:
     for rule in RULES:
         cause = rule.check(node, wanted)
         if cause is not None:
-            yield Finding(rule.level, node.node, cause, rule.remedy, rule.site)
+            yield Finding(rule.level, node.node, cause, rule.remedy, rule.kind)
 
 
 def _error(node: NodeRecord, wanted: Wanted) -> str | None:
@@ -61,9 +62,18 @@ def _registered(node: NodeRecord, wanted: Wanted) -> str | None:
     return f"{wanted.gpus_per_node} GPUs are asked for, but Slurm has registered {gres}"
 
 
+def _build(node: NodeRecord, wanted: Wanted) -> str | None:
+    """Find a torch that can use no GPU wherever it runs: the interpreter's fault, and no node's."""
+    if not wanted.gpus_per_node or node.cuda_build is not False:
+        return None
+    return f"torch {node.torch} is built without CUDA, and {wanted.gpus_per_node} GPUs are asked for"
+
+
 def _devices(node: NodeRecord, wanted: Wanted) -> str | None:
     if not wanted.gpus_per_node or node.cuda is None or len(node.gpus) == wanted.gpus_per_node:
         return None
+    if node.cuda_build is False:
+        return None  # that says it all
     gres = f" (GRES registered: {wanted.gres[node.node]})" if node.node in wanted.gres else ""
     seen = f"torch sees {len(node.gpus)} GPUs" if node.cuda else "torch.cuda.is_available() is False"
     return f"{seen}, but {wanted.gpus_per_node} are asked for{gres}"
@@ -183,7 +193,15 @@ def _space(node: NodeRecord, wanted: Wanted) -> str | None:
     return f"the Run's folder has {size(node.free_bytes)} free, {size(wanted.free_bytes)} are needed"
 
 
-def _master(node: NodeRecord, wanted: Wanted) -> str | None:
+def _unresolved(node: NodeRecord, wanted: Wanted) -> str | None:
+    return _no_way(node) if node.master is not None and not node.master.addresses else None
+
+
+def _unreached(node: NodeRecord, wanted: Wanted) -> str | None:
+    return _no_way(node) if node.master is not None and node.master.addresses else None
+
+
+def _no_way(node: NodeRecord) -> str | None:
     master = node.master
     if master is None or not master.error:
         return None
@@ -198,30 +216,48 @@ def _load(node: NodeRecord, wanted: Wanted) -> str | None:
     return f"load average {node.load:.1f} on {node.cores} cores before anything runs"
 
 
+def _memory(node: NodeRecord, wanted: Wanted) -> str | None:
+    """A site may keep some of the memory back, so half of it is the mark."""
+    has, limit = node.granted.memory, node.granted.limit
+    if has is None or limit is None or limit * 2 > has:
+        return None
+    return f"its processes may use {size(limit)} of memory, and the Job has {size(has)} there"
+
+
 DRAIN = "have the node drained and the GPU reset or replaced"
+REACHABLE = "have the name resolve to an address of the nodes' network, and the port opened in firewalls"
 RULES = [
     NodeRule("error", _error, "read the traceback in the log"),
-    NodeRule("error", _hang, "have the node drained and looked at"),
-    NodeRule("error", _contained, "have Pyxis loaded there: plugstack.conf, and spank_pyxis.so", site=True),
-    NodeRule("error", _smi, "have the node's driver looked at, or the container's mount of it", site=True),
-    NodeRule("error", _registered, "ask for fewer GPUs, or for another partition", site=True),
-    NodeRule("error", _devices, "ask for the GPUs that are there, or have the node drained and looked at"),
+    NodeRule("error", _hang, "have the node drained and looked at", "absent"),
+    NodeRule("error", _contained, "have Pyxis loaded there: plugstack.conf, and spank_pyxis.so", "container"),
+    NodeRule("error", _smi, "have the node's driver looked at, or the container's mount of it", "gpu missing"),
+    NodeRule("error", _registered, "ask for fewer GPUs, or for another partition", "gpu missing"),
+    NodeRule("error", _build, "name a python whose torch is built with CUDA, or an image that has one"),
+    NodeRule("error", _devices, "ask for the GPUs that are there, or have the node looked at", "gpu missing"),
     NodeRule("warning", _kind, "have gres.conf looked at, or ask for another gpu_type"),
-    NodeRule("error", _fault, DRAIN),
-    NodeRule("error", _ecc, DRAIN),
-    NodeRule("error", _hardware_slowdown, "have cooling and power of the node looked at"),
+    NodeRule("error", _fault, DRAIN, "gpu fault"),
+    NodeRule("error", _ecc, DRAIN, "gpu fault"),
+    NodeRule("error", _hardware_slowdown, "have cooling and power of the node looked at", "gpu fault"),
     NodeRule("warning", _software_slowdown, "have the node's cooling looked at"),
-    NodeRule("error", _busy, "end that process, or have the node drained"),
+    NodeRule("error", _busy, "end that process, or have the node drained", "gpu fault"),
     NodeRule(
-        "error", _no_infiniband, "mount /dev/infiniband and its devices, or set NCCL_IB_DISABLE=1 to use sockets", True
+        "error",
+        _no_infiniband,
+        "mount /dev/infiniband and its devices, or set NCCL_IB_DISABLE=1 to use sockets",
+        "infiniband",
     ),
-    NodeRule("error", _memlock, "set LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK", True),
-    NodeRule("warning", _memlock_finite, "InfiniBand wants `ulimit -l unlimited` in the step", True),
-    NodeRule("error", _shm, "give the container a larger /dev/shm, or remove what lies there", True),
-    NodeRule("error", _token, "mount the Run's folder there, from the file system that all nodes share"),
-    NodeRule("error", _space, "remove old Runs, lower pretrain.keep_last, or set preflight.min_free_bytes", True),
     NodeRule(
-        "error", _master, "have the name resolve to an address of the nodes' network, and the port opened in firewalls"
+        "error",
+        _memlock,
+        "set LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK",
+        "limits",
     ),
+    NodeRule("warning", _memory, SMALL_STEP),
+    NodeRule("warning", _memlock_finite, "InfiniBand wants `ulimit -l unlimited` in the step"),
+    NodeRule("error", _shm, "give the container a larger /dev/shm, or remove what lies there", "limits"),
+    NodeRule("error", _token, "mount the Run's folder there, from the file system that all nodes share", "mount"),
+    NodeRule("error", _space, "remove old Runs, lower pretrain.keep_last, or set preflight.min_free_bytes", "disk"),
+    NodeRule("error", _unresolved, REACHABLE, "names"),
+    NodeRule("error", _unreached, REACHABLE, "route"),
     NodeRule("warning", _load, "see what runs there"),
 ]

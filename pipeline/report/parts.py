@@ -10,7 +10,8 @@ from typing import Any
 
 from pipeline.report.charts import Chart, figure, thinned
 from pipeline.report.markup import Html, bars, details, join, table, tag
-from pipeline.run.records import Record, Sample, number, whole
+from pipeline.run.attempts import AttemptRecords
+from pipeline.run.records import Record, Sample, VerdictRecord, number
 from pipeline.status.read import SUCCESS, Status
 from pipeline.status.view import beats
 from pipeline.units import duration, moment, short, size
@@ -55,18 +56,18 @@ def _spoken(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
-def alert(status: Status, verdicts: list[Record]) -> Html:
+def alert(status: Status, attempts: list[AttemptRecords]) -> Html:
     """Return why a Run has not come to its end, with the end of the log that tells more."""
     if status.state not in ("failed", "stopped"):
         return Html("")
     said = [tag("p", tag("b", f"The Run has {'failed' if status.state == 'failed' else 'stopped'}."))]
     if status.reason:
         said.append(tag("p", status.reason, class_="reason"))
-    bad = [verdict for verdict in verdicts if verdict.get("verdict") not in SUCCESS]
+    bad = [(one.name, one.verdict) for one in attempts if one.verdict and one.verdict.verdict not in SUCCESS]
     if status.state == "failed" and bad:
-        last = bad[-1]
-        step = f" at step {last['step']:,}" if whole(last.get("step")) is not None else ""
-        words = (f"Verdict of attempt {last['name']}: ", tag("b", str(last.get("verdict"))), f"{step}.")
+        name, last = bad[-1]
+        step = f" at step {last.step:,}" if last.step is not None else ""
+        words = (f"Verdict of attempt {name}: ", tag("b", last.verdict), f"{step}.")
         said.append(tag("p", *words, class_="muted"))
     for job in status.jobs:
         if job.state == "failed" and job.log and (lines := _log_tail(status.run.root / job.log)):
@@ -210,7 +211,7 @@ def data(index: Record) -> Html:
     return join([table(titles, rows, numbers=range(1, len(titles))), *more])
 
 
-def jobs(status: Status, verdicts: list[Record], events: list[Record]) -> Html:
+def jobs(status: Status, attempts: list[AttemptRecords], events: list[Record]) -> Html:
     """Return the Jobs, how each attempt ended, and the events."""
     now, content = time.time(), []
     if status.jobs:
@@ -229,8 +230,7 @@ def jobs(status: Status, verdicts: list[Record], events: list[Record]) -> Html:
         ]
         titles = ("stage", "segment", "job", "attempt", "state", "started", "duration", "reason")
         content.append(table(titles, rows, numbers=(1, 2, 3, 6)))
-    if verdicts:
-        listed = [_verdict_row(verdict) for verdict in verdicts]
+    if listed := [_verdict_row(one.name, one.verdict) for one in attempts if one.verdict]:
         heads = ("attempt", "stage", "verdict", "step", "time", "host", "reason")
         content.append(details(f"Attempts ({len(listed)})", table(heads, listed, numbers=(3,))))
     if events:
@@ -243,10 +243,9 @@ def jobs(status: Status, verdicts: list[Record], events: list[Record]) -> Html:
     return join(content)
 
 
-def _verdict_row(verdict: Record) -> tuple[str, ...]:
-    name, stage, said = str(verdict["name"]), str(verdict.get("stage") or ""), str(verdict.get("verdict") or "")
-    told = (moment(number(verdict.get("time"))), str(verdict.get("host") or ""), str(verdict.get("reason") or ""))
-    return name, stage, said, _count(verdict.get("step")), *told
+def _verdict_row(name: str, verdict: VerdictRecord) -> tuple[str, ...]:
+    step = _count(verdict.step)
+    return name, verdict.stage or "", verdict.verdict, step, moment(verdict.time or None), verdict.host, verdict.reason
 
 
 def _event_row(event: Record) -> tuple[str, ...]:

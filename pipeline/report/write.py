@@ -13,6 +13,7 @@ from pipeline.report.charts import Chart, plotly_source, score_charts, scripts, 
 from pipeline.report.data import text_charts
 from pipeline.report.markup import Html, join, tag
 from pipeline.report.scores import scores
+from pipeline.run.attempts import all_attempts
 from pipeline.run.folder import Run
 from pipeline.run.records import (
     Record,
@@ -21,7 +22,6 @@ from pipeline.run.records import (
     read_record,
     read_records,
     read_samples,
-    read_verdicts,
     seconds_in_steps,
     text_of,
 )
@@ -47,7 +47,7 @@ def write_report(run: Run) -> Path:
 def render(run: Run) -> str:
     """Return the report as HTML."""
     status, record, metrics = read_status(run), read_record(run.record), read_metrics(run)
-    index, verdicts = read_record(run.index), read_verdicts(run)
+    index, attempts = read_record(run.index), all_attempts(run)
     curves, over_steps = training_charts(metrics), score_charts(status.scores, status.compressors)
     drawn, samples = plotly_source() is not None, read_samples(run)
     sections: list[Section] = [
@@ -56,7 +56,7 @@ def render(run: Run) -> str:
         ("Time", parts.time_split(status)),
         ("Samples", parts.samples(samples, _samples_record(run, samples))),
         ("Data", join([parts.data(index), text_charts(index)])),
-        ("Jobs", parts.jobs(status, verdicts, read_records(run.events))),
+        ("Jobs", parts.jobs(status, attempts, read_records(run.events))),
         ("Config", parts.config(text_of(run.config))),
         ("Versions", parts.versions(record)),
     ]
@@ -65,7 +65,7 @@ def render(run: Run) -> str:
     body = [
         parts.header(status, record, index, metrics, seconds),
         tag("nav", *[tag("a", title, href=f"#{title.lower()}") for title, _ in present], aria_label="Sections"),
-        parts.alert(status, verdicts),
+        parts.alert(status, attempts),
         parts.tiles(status, metrics, seconds),
         *[tag("section", tag("h2", title), content, id=title.lower()) for title, content in present],
         tag("footer", f"Written {moment(time.time())} from {run.root}. Source of the state: {status.source}."),

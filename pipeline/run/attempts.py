@@ -1,38 +1,101 @@
-"""The attempts of a Run: how each began, as a file that the host writes, and how it ended."""
+"""The attempts of a Run: how each began and how it ended. The flat files of version 0.1.0 are read too."""
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import write_json
+from pipeline.run.blame import Blame
+from pipeline.run.cause import cause_of
 from pipeline.run.decision import Attempt
 from pipeline.run.folder import Run
-from pipeline.run.records import number, read_record, whole
-from pipeline.run.verdict import LOST, WARNED_EARLY, read_verdict
+from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord, number, read_record
+from pipeline.run.verdict import LOST, WARNED_EARLY, how_it_ended
+from pipeline.slurm.node_lists import few_nodes
+
+NAME = re.compile(r"(?P<job_id>.+)\.(?P<number>[0-9]+)")
+# What version 0.1.0 called the same: files JOB.N.begin and JOB.N.json beside each other, and these keys in them.
+OLD_KEYS = {"before": "step_at_start", "after": "step_at_end"}
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What the host knew when an attempt began."""
+class AttemptRecords:
+    """What an attempt has left behind. One without a verdict runs, or was killed with all that could have left one."""
 
     job_id: str
     number: int
-    stage: str
-    nodes: list[str]
-    before: int  # newest checkpoint's step, -1 where there is none
-    time: float  # unix s
-    part: str = ""  # of the Stage's work: phase, and the task of a Job array: encode/3/8
-    deadline: float | None = None  # unix s, of a stage that leaves in time by itself
-    dead: list[str] | None = None  # attempts (JOB.ATTEMPT) whose claims may be followed
+    begin: BeginRecord | None
+    verdict: VerdictRecord | None
 
-    def write(self, run: Run) -> None:
-        record = {"stage": self.stage, "part": self.part, "nodes": self.nodes, "before": self.before, "time": self.time}
-        if self.dead is not None:
-            record |= {"deadline": self.deadline, "dead": self.dead}
-        write_json(run.beginning(self.job_id, self.number), record)
+    @property
+    def name(self) -> str:
+        return f"{self.job_id}.{self.number}"
+
+    @property
+    def stage(self) -> str | None:
+        return self.begin.stage if self.begin else self.verdict.stage if self.verdict else None
+
+    @property
+    def part(self) -> str:
+        return self.begin.part if self.begin else ""
+
+    @property
+    def began(self) -> float:
+        """Return when it began (unix s), 0 where that is not known."""
+        return (self.begin.time if self.begin else 0.0) or (self.verdict and self.verdict.began) or 0.0
+
+    @property
+    def order(self) -> tuple[float, str, int]:
+        return self.began or (self.verdict.time if self.verdict else 0.0), self.job_id, self.number
+
+
+def all_attempts(run: Run, stage: str | None = None, part: str | None = None) -> list[AttemptRecords]:
+    """Return what all attempts have left, or those of one Stage, or of a part of its work; oldest first."""
+    try:
+        names = {match.group() for path in run.attempts.iterdir() if (match := NAME.match(path.name))}
+    except OSError:
+        return []
+    found = [_read(run, match["job_id"], int(match["number"])) for name in names if (match := NAME.fullmatch(name))]
+    chosen = [
+        records for records in found
+        if (records.begin or records.verdict)
+        and stage in (None, records.stage) and part in (None, records.part)
+    ]  # fmt: skip
+    return sorted(chosen, key=lambda records: records.order)
+
+
+def read_attempt(run: Run, job_id: str, number_: int) -> AttemptRecords:
+    """Return what one attempt has left."""
+    return _read(run, job_id, number_)
+
+
+def _read(run: Run, job_id: str, number_: int) -> AttemptRecords:
+    if run.attempt(job_id, number_).is_dir():
+        begin = BeginRecord.read(run.beginning(job_id, number_))
+        verdict = VerdictRecord.read(run.verdict(job_id, number_))
+        return AttemptRecords(job_id, number_, begin and begin.but(job_id=job_id, number=number_), verdict)
+    begin = _old(BeginRecord, run.attempts / f"{job_id}.{number_}.begin")
+    verdict = _old(VerdictRecord, run.attempts / f"{job_id}.{number_}.json")
+    return AttemptRecords(job_id, number_, begin and begin.but(job_id=job_id, number=number_), verdict)
+
+
+def _old(kind: type[Any], path: Path) -> Any:
+    """Read a file of version 0.1.0."""
+    record = read_record(path)
+    renamed = {OLD_KEYS.get(key, key): value for key, value in record.items()}
+    try:
+        return kind.model_validate(renamed)
+    except ValueError:
+        return None
+
+
+def account_of(run: Run, job_id: str, number_: int) -> dict[str, Any]:
+    """Return what an attempt's time went into, as training wrote it; empty where it has not."""
+    return read_record(run.ledger(job_id, number_)) or read_record(run.attempts / f"{job_id}.{number_}.time")
 
 
 def newest_step(run: Run) -> int:
@@ -61,92 +124,75 @@ def progress(run: Run, stage: str, part: str) -> int:
     return len(pieces) + sum(name.endswith(".json") for name in names)
 
 
-def read_beginnings(run: Run, stage: str | None = None, part: str | None = None) -> list[Beginning]:
-    """Return how all attempts, or those of one Stage, or of a part of its work, began; oldest first."""
-    found = []
-    for path in run.beginning("0", 0).parent.glob("*.begin"):
-        job_id, _, number_ = path.stem.rpartition(".")
-        record = read_record(path)
-        if not number_.isdigit() or (stage is not None and record.get("stage") != stage):
-            continue
-        if part is not None and record.get("part", "") != part:
-            continue
-        nodes = record.get("nodes")
-        found.append(
-            Beginning(
-                job_id, int(number_), str(record.get("stage")), nodes if isinstance(nodes, list) else [],
-                _step(record.get("before")), number(record.get("time")) or 0.0, str(record.get("part", "")),
-                number(record.get("deadline")),
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda beginning: (beginning.time, beginning.job_id, beginning.number))
-
-
-def read_attempts(run: Run, stage: str, part: str = "") -> list[Attempt]:
-    """Return the attempts of a Stage, or a part of its work, that have ended, oldest first.
+def past_attempts(run: Run, stage: str, part: str = "") -> list[Attempt]:
+    """Return the attempts of a Stage, or a part of its work, that have ended, oldest first, as the rules see them.
 
     One that left no verdict ended when the next began: it was killed with all that could have written one.
     """
-    beginnings = read_beginnings(run, stage, part)
+    records = [one for one in all_attempts(run, stage, part) if one.begin]
     attempts = []
-    for position, beginning in enumerate(beginnings):
-        following = beginnings[position + 1] if position + 1 < len(beginnings) else None
-        record = read_record(run.verdict(beginning.job_id, beginning.number))
-        if not record and following is None:
+    for one, following in zip(records, [*records[1:], None], strict=False):
+        if one.verdict is None and following is None:
             continue  # it runs
-        ended = number(record.get("time")) or (following.time if following else beginning.time)
-        after = whole(record.get("after"))
-        if after is None:
-            after = following.before if following else progress(run, stage, part)
-        attempts.append(
-            Attempt(
-                beginning.job_id, beginning.number, str(record.get("verdict", LOST)), str(record.get("reason", "")),
-                beginning.before, after, len(beginning.nodes) or 1, max(0.0, ended - beginning.time),
-                record.get("warned") == WARNED_EARLY, ended,
-            )
-        )  # fmt: skip
+        attempts.append(_as_attempt(one, following, progress(run, stage, part)))
     return attempts
 
 
-def settle(run: Run, beginning: Beginning, verdict: dict[str, Any], warned: str | None) -> Attempt:
-    """Write into an attempt's verdict what only the host knows, and return the whole."""
-    after = progress(run, beginning.stage, beginning.part)
-    record = verdict | {"stage": beginning.stage, "before": beginning.before, "after": after, "warned": warned}
-    record.setdefault("began", beginning.time)
-    record.setdefault("time", time.time())
-    write_json(run.verdict(beginning.job_id, beginning.number), record)
+def _as_attempt(one: AttemptRecords, following: AttemptRecords | None, now: int) -> Attempt:
+    assert one.begin is not None
+    verdict = one.verdict or VerdictRecord(verdict=LOST)
+    begun = following.begin if following else None
+    at_end, ended = verdict.step_at_end, verdict.time or (begun.time if begun else one.begin.time)
+    if at_end is None:
+        at_end = begun.step_at_start if begun else now
+    return as_attempt(one.begin, verdict.but(step_at_end=at_end, time=ended))
+
+
+def as_attempt(begin: BeginRecord, verdict: VerdictRecord) -> Attempt:
+    """Return an attempt that has ended as the rules see it."""
     return Attempt(
-        beginning.job_id, beginning.number, str(record["verdict"]), str(record["reason"]), beginning.before, after,
-        len(beginning.nodes) or 1, time.time() - beginning.time, warned == WARNED_EARLY,
+        begin.job_id, begin.number, verdict.verdict, verdict.reason, begin.step_at_start,
+        verdict.step_at_end if verdict.step_at_end is not None else -1, len(begin.nodes) or 1,
+        max(0.0, verdict.time - begin.time), verdict.warned == WARNED_EARLY, verdict.time, cause=verdict.cause,
+        blamed=list(verdict.nodes), sure=verdict.sure, names=list(begin.nodes), environment=begin.environment,
     )  # fmt: skip
 
 
-def read_beginning(run: Run, job_id: str, number_: int) -> Beginning | None:
-    """Return how one attempt began, None where its host wrote nothing."""
-    return next((b for b in read_beginnings(run) if (b.job_id, b.number) == (job_id, number_)), None)
+def settle(
+    run: Run, begin: BeginRecord, said: SaidRecord, warned: str | None, *,
+    blame: Blame | None = None, units: int | None = None, ended: float | None = None,
+) -> VerdictRecord:  # fmt: skip
+    """Write the verdict of an attempt: what was said of its end, and what only the host knows."""
+    blame = blame or Blame()
+    verdict = VerdictRecord(
+        verdict=said.verdict, reason=said.reason, step=said.step, stage=begin.stage,
+        cause=cause_of(said.verdict, said.reason, begin.nodes), nodes=list(blame.nodes), sure=blame.sure,
+        step_at_start=begin.step_at_start, step_at_end=progress(run, begin.stage, begin.part), warned=warned,
+        units=units, began=said.began or begin.time, time=ended or said.time or time.time(),
+        host=said.host or socket.gethostname(),
+    )  # fmt: skip
+    verdict.write(run.verdict(begin.job_id, begin.number))
+    return verdict
 
 
-def settle_lost(run: Run, stage: str, now: str, number_: int, part: str = "") -> list[Beginning]:
-    """Give those earlier attempts that left no verdict one, so that they count; return them."""
+def settle_lost(run: Run, stage: str, now: str, number_: int, part: str = "") -> list[BeginRecord]:
+    """Give those earlier attempts that left no verdict one, so that they count; return them.
+
+    Only for an attempt that owns the Run: whoever stood there before is gone, and can settle nothing any more.
+    """
     lost = []
-    for beginning in read_beginnings(run, stage, part):
-        if (beginning.job_id, beginning.number) == (now, number_):
+    for one in all_attempts(run, stage, part):
+        if one.begin is None or one.verdict is not None or (one.job_id, one.number) == (now, number_):
             continue
-        path: Path = run.verdict(beginning.job_id, beginning.number)
-        if path.is_file():
-            continue
-        record = read_verdict(run, beginning.job_id, beginning.number)
-        reason = f"no process was left to say how it ended; it ran on {', '.join(beginning.nodes) or 'unknown nodes'}"
-        if record["verdict"] == "crash":
+        said = how_it_ended(run, one.job_id, one.number, stage)
+        nodes = few_nodes(one.begin.nodes) if one.begin.nodes else ""
+        ended = None
+        if said.verdict == "crash":
             # Its last sign of life; what came after was waiting for nodes.
-            until = number(read_record(run.ledger(beginning.job_id, beginning.number)).get("until"))
-            record = {"verdict": LOST, "reason": reason, "step": None, "time": until or beginning.time}
-        settle(run, beginning, record, None)
-        run.warned(beginning.job_id, beginning.number).unlink(missing_ok=True)
-        lost.append(beginning)
+            ended = number(account_of(run, one.job_id, one.number).get("until")) or one.begin.time
+            reason = f"no process was left to say how it ended; it ran on {nodes or 'unknown nodes'}"
+            said = SaidRecord(verdict=LOST, reason=reason)
+        settle(run, one.begin, said, None, ended=ended)
+        run.warned(one.job_id, one.number).unlink(missing_ok=True)
+        lost.append(one.begin)
     return lost
-
-
-def _step(value: Any) -> int:
-    step = whole(value)
-    return -1 if step is None else step

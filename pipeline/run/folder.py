@@ -24,7 +24,7 @@ class Run:
     def open(cls, path: Path) -> Run:
         """Return the Run at `path`, or say that there is none."""
         root = path.expanduser().absolute()
-        run = cls(root)
+        run = cls(root.resolve() if ".." in root.parts else root)  # a link may be the name that all nodes know
         if not run.config.is_file():
             raise UserError(f"{path}: no Run here (no config.yaml in it). Runs are made by: nox -s pretrain")
         return run
@@ -49,6 +49,7 @@ class Run:
 
     @property
     def jobs(self) -> Path:
+        """jobs.json: the Jobs of this machine's scheduler; of a Run made by version 0.1.0 also those at Slurm."""
         return self.root / "jobs.json"
 
     @property
@@ -92,6 +93,21 @@ class Run:
     def verified(self) -> Path:
         """Which shards were found to be what the index says, and what their files looked like then."""
         return self.control / "verified.json"
+
+    @property
+    def inputs(self) -> Path:
+        """Which files the tokens were made of, and their hashes."""
+        return self.data / "inputs.json"
+
+    @property
+    def inputs_seen(self) -> Path:
+        """Which of them have another time by now and the same bytes."""
+        return self.control / "inputs.json"
+
+    @property
+    def keep_tokens(self) -> Path:
+        """A person's wish to go on with the tokens, although the text has changed since."""
+        return self.control / "keep-tokens"
 
     # training
     @property
@@ -147,7 +163,7 @@ class Run:
 
     @property
     def evaluations(self) -> Path:
-        """The records of the evaluate Jobs beside those of the chain."""
+        """Where version 0.1.0 kept the records of evaluate Jobs beside those of the chain."""
         return self.root / "evaluations"
 
     @property
@@ -179,29 +195,55 @@ class Run:
     def report(self) -> Path:
         return self.root / "report.html"
 
+    # Jobs at Slurm
+    @property
+    def job_records(self) -> Path:
+        """The folder of the Job ledger: a file for each Job at Slurm, numbered in the order of submission."""
+        return self.root / "jobs"
+
+    def job_record(self, number: int) -> Path:
+        return self.job_records / f"{number:06d}.json"
+
     # attempts, control, logs
-    def verdict(self, job_id: str, attempt: int) -> Path:
-        return self.root / "attempts" / f"{job_id}.{attempt}.json"
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    def attempt(self, job_id: str, attempt: int) -> Path:
+        """The folder of one attempt; whoever looks for a file in it finds none before the attempt has begun."""
+        return self.attempts / f"{job_id}.{attempt}"
 
     def beginning(self, job_id: str, attempt: int) -> Path:
-        """What the host knew when an attempt began: nodes, newest step."""
-        return self.root / "attempts" / f"{job_id}.{attempt}.begin"
+        """What the host knew when an attempt began: nodes, newest step, limits."""
+        return self.attempt(job_id, attempt) / "begin.json"
+
+    def said(self, job_id: str, attempt: int) -> Path:
+        """What a rank said of the attempt's end; the host makes the verdict of it."""
+        return self.attempt(job_id, attempt) / "said.json"
+
+    def verdict(self, job_id: str, attempt: int) -> Path:
+        """How an attempt ended, written by its own host, or by the attempt that took the Run over."""
+        return self.attempt(job_id, attempt) / "verdict.json"
+
+    def allocation(self, job_id: str, attempt: int) -> Path:
+        """What the batch shell sources about its nodes: PIPELINE_NODES."""
+        return self.attempt(job_id, attempt) / "allocation.env"
 
     def preflight(self, job_id: str, attempt: int) -> Path:
         """Where preflight reports on the nodes of an attempt."""
-        return self.root / "attempts" / f"{job_id}.{attempt}.preflight.json"
+        return self.attempt(job_id, attempt) / "preflight.json"
 
     def preflight_records(self, job_id: str, attempt: int) -> Path:
         """The folder in which the nodes of an attempt tell of themselves; gone when the report is written."""
-        return self.root / "attempts" / f"{job_id}.{attempt}.preflight"
+        return self.attempt(job_id, attempt) / "preflight"
 
     def sinfo(self, job_id: str, attempt: int) -> Path:
-        """What the batch shell was told of the attempt's nodes by `sinfo -o "%20N %10c %10m %25f %G"`."""
-        return self.root / "attempts" / f"{job_id}.{attempt}.sinfo"
+        """What Slurm has registered for the attempt's nodes, as `sinfo -o "%20N %10c %10m %25f %G"` prints it."""
+        return self.attempt(job_id, attempt) / "sinfo"
 
     def ledger(self, job_id: str, attempt: int) -> Path:
         """Where an attempt of pretrain writes what its time went into."""
-        return self.root / "attempts" / f"{job_id}.{attempt}.time"
+        return self.attempt(job_id, attempt) / "time.json"
 
     @property
     def control(self) -> Path:
@@ -227,6 +269,11 @@ class Run:
         return self.control / "save"
 
     @property
+    def anew(self) -> Path:
+        """A person's wish that training begins again at step 0; removed when it has begun."""
+        return self.control / "begin-anew"
+
+    @property
     def stop(self) -> Path:
         """A person's wish to end the chain; only `resume` removes it."""
         return self.control / "stop"
@@ -241,6 +288,14 @@ class Run:
 
     def log(self, stage: str, job_id: str, attempt: int) -> Path:
         return self.logs / f"{stage}-{job_id}.{attempt}.log"
+
+    def inherited(self, run_id: str) -> Path:
+        """What a copy has set aside of the Run that it was made of: Jobs, attempts and leases that are not its own."""
+        return self.root / "inherited" / run_id
+
+    def bound_to_jobs(self) -> list[Path]:
+        """List what means nothing but to the Jobs and processes of this very folder."""
+        return [self.jobs, self.root / "jobs", self.evaluations, self.verdict("0", 0).parent, self.control]
 
     def event(self, kind: str, **details: Any) -> None:
         """Append one line to events.jsonl: {"time", "event", "host", ...details}."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from pipeline.run.attempts import account_of, all_attempts
 from pipeline.run.folder import Run
-from pipeline.run.records import Record, number, read_record, whole
+from pipeline.run.records import Record, VerdictRecord, number, whole
 from pipeline.run.verdict import LOST
 
 
@@ -40,25 +41,23 @@ KINDS = tuple(field.name for field in fields(Split))
 
 def read_split(run: Run, now: float | None = None) -> Split | None:
     """Return the split of a Run's training, up to `now` if it goes on; None where no attempt left an account."""
-    folder = run.verdict("0", 0).parent
     accounts = []
-    for path in folder.glob("*.time"):
-        verdict = read_record(path.with_suffix(".json"))
-        ended = None if verdict.get("verdict") == LOST else number(verdict.get("time"))
-        accounts.append(read_record(path) | {"ended": ended})
-    for path in folder.glob("*.json"):
-        if not path.with_suffix(".time").exists() and (account := _never_trained(read_record(path))):
+    for one in all_attempts(run):
+        account, verdict = account_of(run, one.job_id, one.number), one.verdict
+        if account:
+            accounts.append(account | {"ended": None if verdict is None or verdict.verdict == LOST else verdict.time})
+        elif verdict is not None and (account := _never_trained(verdict)):
             accounts.append(account)
     return split(accounts, now)
 
 
-def _never_trained(verdict: Record) -> Record:
+def _never_trained(verdict: VerdictRecord) -> Record:
     """Return the account of an attempt that ended before training could begin one: all of it was start-up.
 
     A lost one is left out: nobody knows when it ended.
     """
-    began, ended = number(verdict.get("began")), number(verdict.get("time"))
-    if verdict.get("stage") != "pretrain" or verdict.get("verdict") == LOST or began is None or ended is None:
+    began, ended = verdict.began, verdict.time
+    if verdict.stage != "pretrain" or verdict.verdict == LOST or began is None or not ended:
         return {}
     return {"began": began, "until": ended, "first": None, "marks": [], "seconds": {"startup": max(0.0, ended - began)}}
 

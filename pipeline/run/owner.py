@@ -4,8 +4,13 @@ Claims are numbered files beside the record, `.owner.json.000007`, each made by 
 system, also where flock is not there. The highest number is the owner: who wants to follow a dead owner N links N + 1,
 and only one can. `owner.json` itself is a copy for people and for `status`.
 
+A process of another host cannot be looked at. What a person has called (`owned`) therefore gives signs of life: it
+touches its claim while it lives. A claim that was not touched for two minutes is free. Its age is read from the file
+system's own clock, and it is watched before it is believed, so that no clock of a host counts.
+
 `python -m pipeline.run.owner take RUN JOB ATTEMPT` is for a job script that has asked its scheduler and knows that
 whoever stands there is gone, or soon will be: it hands the Run to that attempt, whatever the record says.
+`python -m pipeline.run.owner free RUN` is for a person who knows that the call that holds a Run is gone.
 """
 
 from __future__ import annotations
@@ -13,18 +18,25 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import EXIT_DONE, EXIT_USAGE, NotReadyError
 from pipeline.files import fsync_folder, write_json
+from pipeline.hints import python_word, shown
 
 Record = dict[str, Any]
+
+BEAT_SECONDS = 10.0  # between two signs of life
+EXPIRY_SECONDS = 120.0  # without one, after which a claim may be free
+WATCH_SECONDS = 2.5 * BEAT_SECONDS  # for which it is watched then: times of files may come from clocks that differ
 
 
 class NotOwnerError(Exception):
@@ -81,7 +93,8 @@ def try_to_own(path: Path, **details: Any) -> Record | None:
         number, holder = current(path)
         if holder is not None and is_mine(holder, os.getpid()):
             return None
-        if is_alive(holder) or _reserved_for_another(holder, details):
+        alive = is_alive(holder) and not _has_expired(claim_path(path, number), holder)
+        if alive or _reserved_for_another(holder, details):
             return holder
         if link_claim(path, number + 1, mine):
             write_json(path, mine)
@@ -122,16 +135,60 @@ def disown(path: Path) -> None:
 
 @contextmanager
 def owned(path: Path, what: str, wait_seconds: float = 0, **details: Any) -> Iterator[None]:
-    """Own `path` inside the body; wait up to `wait_seconds` for a former owner that is on its way out."""
+    """Own `path` inside the body, with signs of life; wait up to `wait_seconds` for a former owner on its way out."""
     deadline = time.monotonic() + wait_seconds
-    while (holder := try_to_own(path, **details)) is not None:
+    while (holder := try_to_own(path, beats=True, **details)) is not None:
         if time.monotonic() >= deadline:
-            raise NotReadyError(f"{what} is held by {describe(holder)} ({path})")
+            raise NotReadyError(f"{what} is held by {describe(holder)} ({path}). {_remedy(path, holder)}")
         time.sleep(0.2)
+    done = threading.Event()
+    threading.Thread(target=_beat, args=(claim_path(path, current(path)[0]), done), daemon=True).start()
     try:
         yield
     finally:
+        done.set()
         disown(path)
+
+
+def _beat(claim: Path, done: threading.Event) -> None:
+    while not done.wait(BEAT_SECONDS):
+        with suppress(OSError):  # a disk that is away for a while; a claim that another one has followed
+            os.utime(claim)
+
+
+def _has_expired(claim: Path, holder: Record | None) -> bool:
+    """Tell whether a holder on another host, which gives signs of life, has given none for too long."""
+    if holder is None or not holder.get("beats") or holder.get("host") == socket.gethostname():
+        return False
+    try:
+        last = claim.stat().st_mtime
+        if abs(_time_of_files(claim) - last) < EXPIRY_SECONDS:
+            return False
+        time.sleep(WATCH_SECONDS)
+        return claim.stat().st_mtime == last
+    except OSError:  # it has just been followed, or nothing can be written here
+        return False
+
+
+def _time_of_files(neighbour: Path) -> float:
+    """Return what a file gets for a time that is written now, beside `neighbour`."""
+    probe = neighbour.with_name(f"{neighbour.name}.{secrets.token_hex(4)}.{os.getpid()}.tmp")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _remedy(path: Path, holder: Record) -> str:
+    """Say what to do about a holder that stands in a person's way."""
+    if holder.get("host") == socket.gethostname():
+        return f"Wait until it has ended, or end it: kill {holder['pid']}"
+    free = f"{python_word()} -m pipeline.run.owner free {shlex.quote(shown(path.parent.parent))}"
+    expires = (
+        f" (it is free by itself {EXPIRY_SECONDS:.0f} s after the last sign of life)" if holder.get("beats") else ""
+    )
+    return f"If that process is gone{expires}, and nothing but it was at work, free it now:\n  {free}"
 
 
 def describe(holder: Record | None) -> str:
@@ -189,10 +246,28 @@ def link_claim(path: Path, number: int, record: Record) -> bool:
     return True
 
 
+def free(path: Path) -> Record | None:
+    """Take away the claim of a holder that is not known to live; return what stood there. NotReadyError if it lives."""
+    number, holder = current(path)
+    if holder is not None and holder.get("host") == socket.gethostname() and is_alive(holder):
+        raise NotReadyError(f"{path}: {describe(holder)} is alive. {_remedy(path, holder)}")
+    if holder is not None and link_claim(path, number + 1, {"released": True, "token": secrets.token_hex(8)}):
+        path.unlink(missing_ok=True)
+    return holder
+
+
 def main(argv: list[str]) -> int:
-    """Hand a Run to an attempt and say from whom it was taken."""
+    """Hand a Run to an attempt, or free it of a person's call; say from whom it was taken."""
+    if len(argv) == 2 and argv[0] == "free":
+        try:
+            former = free(Path(argv[1]) / "control" / "scheduler.json")
+        except NotReadyError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        print(f"{argv[1]} is free; before, it was held by {describe(former)}", file=sys.stderr)
+        return EXIT_DONE
     if len(argv) != 4 or argv[0] != "take" or not argv[3].isdigit():
-        print("usage: python -m pipeline.run.owner take RUN JOB ATTEMPT", file=sys.stderr)
+        print("usage: python -m pipeline.run.owner take RUN JOB ATTEMPT | free RUN", file=sys.stderr)
         return EXIT_USAGE
     former = take(Path(argv[1]) / "control" / "owner.json", argv[2], int(argv[3]))
     print(f"owner: job {argv[2]}, attempt {argv[3]}; before: {describe(former)}", file=sys.stderr)

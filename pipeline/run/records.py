@@ -6,18 +6,125 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.config.load import load_run_config
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
-from pipeline.files import read_json, read_lines
+from pipeline.files import read_json, read_lines, write_json
 from pipeline.run.folder import Run
 from pipeline.run.steps import STEP_FOLDER
 
 Record = dict[str, Any]
 
 SPEED_LINES = 10  # that tokens/s is the median of: one slow line must not move the time left
+
+
+class FileRecord(BaseModel):
+    """One JSON file of a Run. Keys of another version are left out; a torn, missing or foreign file reads as None."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return what a file holds, or None."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def write(self, path: Path, *, durable: bool = True) -> None:
+        """Write the file by rename, without what is not known."""
+        write_json(path, self.model_dump(mode="json", exclude_none=True), durable=durable)
+
+    def but(self, **changes: Any) -> Self:
+        """Return the record with some fields changed."""
+        return self.model_copy(update=changes)
+
+
+class JobRecord(FileRecord):
+    """One Job at Slurm: an entry of the Run's Job ledger, `jobs/NNNNNN.json`.
+
+    A Job is ours by job id, token (its comment) and user together: a controller that has lost its state gives the same
+    ids again, to anybody.
+    """
+
+    number: int = 0
+    stage: str
+    phase: str = ""  # of tokenize, where it is cut into several Jobs
+    # beside: evaluates checkpoints while training goes on; alone: a person asked for this Stage, of what is there now
+    role: Literal["chain", "beside", "alone"] = "chain"
+    segment: int = 0  # 1, 2, … where Segments are queued beforehand
+    tasks: int = 1  # of a Job array
+    token: str = ""
+    name: str = ""  # what squeue shows as its name
+    user: str = ""  # who submitted it
+    job_id: str | None = None  # None until sbatch has answered
+    dependency: str = ""
+    submitted: float = 0.0  # unix s
+    by: str = ""  # the attempt that submitted it, JOB.N; empty: a person's command
+    since: float = 0.0  # when a person last started the chain: attempts that ended before do not count against it
+    signal_lead: int | None = None  # seconds before its limit at which it is warned
+    minutes: int | None = None  # its time limit, of a Job beside training
+    why: str = ""
+    closed: bool = False  # it is known to have ended, so Slurm need not be asked
+
+    @property
+    def kind(self) -> str:
+        """Return what it does: its phase, or its Stage."""
+        return self.phase or self.stage
+
+
+class BeginRecord(FileRecord):
+    """What the host knew when an attempt began: `attempts/JOB.N/begin.json`."""
+
+    job_id: str = ""
+    number: int = 0
+    stage: str
+    part: str = ""  # of the Stage's work: phase, and the task of a Job array: encode/3/8
+    nodes: list[str] = []
+    step_at_start: int = -1  # newest checkpoint's; -1 where there is none
+    time: float = 0.0  # unix s
+    deadline: float | None = None  # unix s at which Slurm ends the Job, by the limit that it really gave
+    signal_lead: int | None = None  # seconds before the deadline at which the warning comes, about
+    dead: list[str] | None = None  # attempts (JOB.N) whose claims of Units may be taken over
+    environment: str = ""  # digest of interpreter and image: a fault seen with the same one elsewhere is no node's
+
+
+class SaidRecord(FileRecord):
+    """What a rank said of the end of its attempt: `attempts/JOB.N/said.json`."""
+
+    verdict: str
+    reason: str = ""
+    step: int | None = None
+    stage: str | None = None
+    nodes: list[str] = []  # that it found unfit
+    sure: bool | None = None  # others of the attempt were looked at, and fine
+    began: float | None = None  # when the job script started, unix s
+    time: float = 0.0  # unix s
+    host: str = ""
+    pid: int | None = None
+
+
+class VerdictRecord(FileRecord):
+    """How an attempt ended, by its host or the one that took over: `attempts/JOB.N/verdict.json`."""
+
+    verdict: str
+    reason: str = ""
+    step: int | None = None
+    stage: str | None = None
+    cause: str = ""  # the same for what is the same fault, whatever nodes, numbers and times its reason names
+    nodes: list[str] = []  # that are to blame
+    sure: bool = False  # other nodes of the attempt were looked at, and fine: the blame stands
+    step_at_start: int | None = None
+    step_at_end: int | None = None
+    warned: str | None = None
+    units: int | None = None  # of evaluate, that this attempt finished
+    began: float | None = None
+    time: float = 0.0
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,17 +240,6 @@ def read_samples(run: Run) -> list[Sample]:
                 for record in read_records(path)
             ]
     return samples
-
-
-def read_verdicts(run: Run) -> list[Record]:
-    """Return the verdicts of all attempts, oldest first, each with the "name" of its file."""
-    paths = run.verdict("0", 0).parent.glob("*.json")
-    verdicts = [
-        record | {"name": path.stem}
-        for path in paths
-        if not path.stem.endswith(".preflight") and (record := read_record(path))
-    ]
-    return sorted(verdicts, key=lambda verdict: (number(verdict.get("time")) or 0, verdict["name"]))
 
 
 def tokens_per_second(metrics: list[Record]) -> float | None:

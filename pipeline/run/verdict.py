@@ -1,4 +1,7 @@
-"""How an attempt ended, as a file: exit codes get lost on the way through torchrun and srun."""
+"""How an attempt ended, as files: exit codes get lost on the way through torchrun and srun.
+
+Two records, by two writers: what a rank said (said.json), and what the host made of it (verdict.json).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,32 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from enum import StrEnum
 
 from pipeline import errors
-from pipeline.files import read_json, write_json
 from pipeline.run.folder import Run
 from pipeline.run.owner import current, is_alive
+from pipeline.run.records import SaidRecord, VerdictRecord
 
-COMPLETE, STOPPED, CRASH, HANG = "complete", "stopped", "crash", "hang"
-ENVIRONMENT, LOST, OUT_OF_MEMORY = "environment", "lost", "out_of_memory"
+
+class Verdict(StrEnum):
+    """How an attempt ended."""
+
+    COMPLETE = "complete"
+    STOPPED = "stopped"  # it was warned, or asked to; what it made is on disk
+    CONFIG = "config"
+    ENVIRONMENT = "environment"  # a node, a path or an interpreter is not as it should be
+    STORAGE = "storage"
+    DIVERGED = "diverged"
+    NO_PROGRESS = "no_progress"
+    HANG = "hang"
+    LOST = "lost"  # no process was left to say how it ended
+    OUT_OF_MEMORY = "out_of_memory"
+    CRASH = "crash"
+
+
+COMPLETE, STOPPED, CRASH, HANG = Verdict.COMPLETE, Verdict.STOPPED, Verdict.CRASH, Verdict.HANG
+ENVIRONMENT, LOST, OUT_OF_MEMORY = Verdict.ENVIRONMENT, Verdict.LOST, Verdict.OUT_OF_MEMORY
 WARNED_EARLY = "before its time"  # preempted, or told to stop by a person: no fault of the attempt
 OWNER_SECONDS = 600  # how long rank 0 may still be saving after its launcher is gone
 # What a launcher dies of that was told to stop before it could pass the signal on: 128 + signal, or minus it.
@@ -27,20 +47,20 @@ STOP_STATUS = {
     for number in (128 + value, -value)
 }
 
-EXIT_CODES = {
-    COMPLETE: errors.EXIT_DONE,
-    STOPPED: errors.EXIT_STOPPED,
-    "config": errors.EXIT_USAGE,
-    ENVIRONMENT: errors.EXIT_NOT_READY,
-    "storage": errors.EXIT_STORAGE,
-    "diverged": errors.EXIT_DIVERGED,
-    "no_progress": errors.EXIT_NO_PROGRESS,
-    HANG: errors.EXIT_FAILED,
-    LOST: errors.EXIT_FAILED,  # no process was left to say how it ended
-    OUT_OF_MEMORY: errors.EXIT_FAILED,
-    CRASH: errors.EXIT_FAILED,
+EXIT_CODES: dict[str, int] = {
+    Verdict.COMPLETE: errors.EXIT_DONE,
+    Verdict.STOPPED: errors.EXIT_STOPPED,
+    Verdict.CONFIG: errors.EXIT_USAGE,
+    Verdict.ENVIRONMENT: errors.EXIT_NOT_READY,
+    Verdict.STORAGE: errors.EXIT_STORAGE,
+    Verdict.DIVERGED: errors.EXIT_DIVERGED,
+    Verdict.NO_PROGRESS: errors.EXIT_NO_PROGRESS,
+    Verdict.HANG: errors.EXIT_FAILED,
+    Verdict.LOST: errors.EXIT_FAILED,
+    Verdict.OUT_OF_MEMORY: errors.EXIT_FAILED,
+    Verdict.CRASH: errors.EXIT_FAILED,
 }
-OF_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: crash, the last of the two
+OF_EXIT_CODE: dict[int, str] = {code: verdict for verdict, code in EXIT_CODES.items()}  # of 1: crash, the last of those
 
 
 def say(text: str) -> None:
@@ -49,7 +69,7 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def write_verdict(
+def write_said(
     run: Run,
     job_id: str,
     attempt: int,
@@ -60,11 +80,11 @@ def write_verdict(
     *,
     nodes: Sequence[str] = (),
 ) -> None:
-    """Record how attempt `attempt` of a Job ended, when its job script began (None without one), and bad `nodes`."""
-    record: dict[str, Any] = {"verdict": verdict, "reason": reason, "step": step}
-    record |= {"stage": stage or os.environ.get("PIPELINE_STAGE")} | ({"nodes": list(nodes)} if nodes else {})
-    record |= {"began": script_began(), "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
-    write_json(run.verdict(job_id, attempt), record)
+    """Record what this process says of the end of its attempt, and which `nodes` it found unfit."""
+    SaidRecord(
+        verdict=verdict, reason=reason, step=step, stage=stage or os.environ.get("PIPELINE_STAGE"), nodes=list(nodes),
+        began=script_began(), time=time.time(), host=socket.gethostname(), pid=os.getpid(),
+    ).write(run.said(job_id, attempt))  # fmt: skip
 
 
 def script_began() -> float | None:
@@ -75,7 +95,19 @@ def script_began() -> float | None:
         return None
 
 
-def read_verdict(
+def said_of(run: Run, job_id: str, attempt: int) -> SaidRecord | None:
+    """Return what a rank said of the attempt's end, None where none could."""
+    record = SaidRecord.read(run.said(job_id, attempt))
+    return record if record is not None and record.verdict in EXIT_CODES else None
+
+
+def said_since(run: Run, job_id: str, attempt: int, started: float) -> SaidRecord | None:
+    """Return what was said after `started` (unix s): an attempt's number may be used twice by hand."""
+    record = said_of(run, job_id, attempt)
+    return record if record is not None and record.time >= started else None
+
+
+def how_it_ended(
     run: Run,
     job_id: str,
     attempt: int,
@@ -83,29 +115,26 @@ def read_verdict(
     exit_status: int | None = None,
     *,
     from_srun: bool = False,
-) -> dict[str, Any]:
-    """Return the verdict; where no rank could write one, it crashed, whatever its exit status says.
+) -> SaidRecord:
+    """Return what was said of an attempt's end; where no rank could say it, it crashed, whatever its exit status.
 
     With `stage`, another one's success does not count: preflight comes before pretrain in the same attempt. srun ends
     with 143 also where it has killed the other tasks of one that failed, so its status does not tell of a stop.
     """
-    record = read_json(run.verdict(job_id, attempt))
-    if isinstance(record, dict) and record.get("verdict") in EXIT_CODES:
-        passed = record["verdict"] == COMPLETE and stage is not None and record.get("stage") != stage
-        if not passed:
-            return record
+    record = said_of(run, job_id, attempt)
+    if record is not None and not (record.verdict == COMPLETE and stage is not None and record.stage != stage):
+        return record
     if run.warned(job_id, attempt).is_file():
-        return {"verdict": STOPPED, "reason": "stopped before the stage began", "stage": stage, "step": None}
+        return SaidRecord(verdict=STOPPED, reason="stopped before the stage began", stage=stage)
     if exit_status in STOP_STATUS and not from_srun:
         reason = f"stopped by {STOP_STATUS[exit_status]} before the stage began"
-        return {"verdict": STOPPED, "reason": reason, "stage": stage, "step": None}
-    return {"verdict": CRASH, "reason": _explain(exit_status), "stage": stage, "step": None}
+        return SaidRecord(verdict=STOPPED, reason=reason, stage=stage)
+    return SaidRecord(verdict=CRASH, reason=_explain(exit_status), stage=stage)
 
 
-def verdict_since(run: Run, job_id: str, attempt: int, started: float) -> dict[str, Any] | None:
-    """Return the attempt's verdict if one was written after `started` (unix s): a number may be used twice by hand."""
-    record = read_json(run.verdict(job_id, attempt))
-    return record if isinstance(record, dict) and record.get("time", 0) >= started else None
+def verdict_of(run: Run, job_id: str, attempt: int) -> VerdictRecord | None:
+    """Return how an attempt ended, None where nobody has settled that."""
+    return VerdictRecord.read(run.verdict(job_id, attempt))
 
 
 def await_owner(run: Run, job_id: str, attempt: int, stage: str) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import shlex
-import signal
-import subprocess
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pipeline.slurm.environment import FOREIGN_NAMES, clean_environment
-from pipeline.slurm.errors import LOGIN_HINT, Answer, SlurmError, SlurmRefused, is_refusal, said_by
+from pipeline.slurm.environment import FOREIGN_NAMES
+from pipeline.slurm.errors import LOGIN_HINT, Answer, SlurmError, SlurmFull, SlurmRefused, is_full, is_refusal, said_by
 from pipeline.slurm.jobs import (
+    CELL,
     COLUMNS,
     SACCT_COLUMNS,
     SlurmJob,
@@ -29,11 +27,14 @@ from pipeline.slurm.jobs import (
 )
 from pipeline.slurm.node_lists import expand_node_list
 from pipeline.slurm.priority import SPRIO_COLUMNS, SSHARE_COLUMNS, Priority, from_sprio, from_sshare
-from pipeline.slurm.states import ENDED, normal_state
+from pipeline.slurm.process import hear
 from pipeline.slurm.window import NODE_COLUMNS, PLANNED_COLUMNS
 
 # Through how many shells the prefix passes: none, one as `ssh` and `su -c` do, or two as `ssh login01 su - user -c`.
 Quoting = Literal["argv", "one-string", "two-strings"]
+Mark = Literal["comment", "name"]
+OF_CLUSTERS = frozenset("sbatch squeue scontrol scancel sinfo sacct sprio sshare".split())  # that take --clusters
+NAME = "--job-name="
 JOB_ID = re.compile(r"([0-9]+)(;[^\s;]+)?")
 
 
@@ -54,56 +55,42 @@ class Partition(NamedTuple):
 class Slurm:
     """Slurm's commands, run here, or by `prefix` elsewhere.
 
-    `timeout` is the seconds that a command may take, `pauses` are those between attempts to submit.
+    `timeout` is the seconds that a command may take, `pauses` are those between attempts to submit. `cluster` is one of
+    several that share a database. `mark` is where a Job shows that it is ours.
     """
 
     prefix: tuple[str, ...] = ()
     quoting: Quoting = "argv"
     timeout: float = 30
     pauses: tuple[float, ...] = (1, 4, 15, 30)
+    cluster: str | None = None
+    mark: Mark = "comment"
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that are really run."""
+        words = [words[0], *self._clusters(words), *words[1:]]
         if not self.prefix:
-            return list(words)
+            return words
         words = ["env", *(word for name in FOREIGN_NAMES for word in ("-u", name)), "LC_ALL=C", *words]
         text = shlex.join(words)
         quoted = {"argv": words, "one-string": [text], "two-strings": [shlex.quote(text)]}
         return [*self.prefix, *quoted[self.quoting]]
 
+    def _clusters(self, words: Sequence[str]) -> list[str]:
+        """Name the cluster; not to itself: its nodes seldom reach the database, where others are looked up."""
+        at_home = not self.prefix and os.environ.get("SLURM_CLUSTER_NAME") == self.cluster
+        named = self.cluster is not None and words[0] in OF_CLUSTERS and "--version" not in words
+        return [f"--clusters={self.cluster}"] if named and not at_home else []
+
     def ask(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> Answer:
         """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""
-        timeout = self.timeout if timeout is None else timeout
-        with _memory() as given, _memory() as output, _memory() as talk:
-            given.write((input or "").encode())
-            given.seek(0)
-            try:
-                process = subprocess.Popen(
-                    self.command(words), stdin=given, stdout=output, stderr=talk, env=clean_environment(),
-                    # A group of its own, to end what it starts too. A session, by which the way in cannot wait for a
-                    # password at our terminal, costs a busy Linux as much again as a third of sbatch.
-                    start_new_session=bool(self.prefix), process_group=None if self.prefix else 0,
-                )  # fmt: skip
-            except FileNotFoundError:
-                raise SlurmError(words, f"{self.command(words)[0]}: no such command here", LOGIN_HINT) from None
-            except (OSError, ValueError) as error:  # ValueError: a NUL in a word
-                raise SlurmError(words, str(error)) from None
-            code: int | None = None
-            with process:
-                try:
-                    _await_end(process.pid, timeout)
-                    code = process.wait(0)
-                except subprocess.TimeoutExpired:
-                    talk.write(f"\nno answer within {timeout:g} seconds".encode())
-                finally:
-                    if code is None:  # also on Ctrl-C: it, and what it has started
-                        with suppress(ProcessLookupError):
-                            os.killpg(process.pid, signal.SIGKILL)
-            texts = []
-            for file in (output, talk):
-                file.seek(0)
-                texts.append(file.read().decode("utf-8", "replace"))
-        return Answer(code, *texts)
+        run, timeout = self.command(words), self.timeout if timeout is None else timeout
+        try:
+            return hear(run, timeout, input or "", own_session=bool(self.prefix))
+        except FileNotFoundError:
+            raise SlurmError(words, f"{run[0]}: no such command here", LOGIN_HINT) from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a word
+            raise SlurmError(words, str(error)) from None
 
     def run(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> str:
         """Run a command and return its output; SlurmError where it fails or hangs."""
@@ -124,17 +111,18 @@ class Slurm:
         wanted beside an earlier one needs a new token.
         """
         words = ["sbatch", "--parsable", f"--comment={token}", *flags, script, *args]
+        before = self._with_name_of(flags) if self.mark == "name" else set()
         pauses = [*self.pauses, None]
         for pause in pauses:
             answer = self.ask(words)
             job_id = _job_id(answer)
             if job_id is not None:
                 return job_id
-            if is_refusal(answer):
-                raise SlurmRefused(words, answer.talk)
+            if is_full(answer) or is_refusal(answer):
+                raise (SlurmFull if is_full(answer) else SlurmRefused)(words, answer.talk)
             time.sleep(pause or 0)
             try:
-                found = self.find([token]).get(token)
+                found = self._taken(flags, token, before)
             except SlurmError as error:
                 # The Job may be there: to submit again would make two of them.
                 raise SlurmError(
@@ -145,6 +133,18 @@ class Slurm:
             if found is not None:
                 return found
         raise SlurmError(words, said_by(answer))
+
+    def _taken(self, flags: Sequence[str], token: str, before: set[int]) -> str | None:
+        """Return the id of the Job that sbatch made without a word, if it did."""
+        if self.mark == "comment":
+            return self.find([token]).get(token)
+        new = self._with_name_of(flags) - before
+        return str(max(new)) if new else None
+
+    def _with_name_of(self, flags: Sequence[str]) -> set[int]:
+        """Return the ids of this user's Jobs of the name that these options give."""
+        name = next((flag.removeprefix(NAME) for flag in flags if flag.startswith(NAME)), "")
+        return {int(whole) for whole, job in self._squeue(["--me"]) if job.name == name}
 
     def test_only(self, flags: Sequence[str], script: str, args: Sequence[str] = ()) -> str:
         """Ask sbatch when the Job would start, and submit nothing; SlurmRefused where it could never."""
@@ -161,53 +161,75 @@ class Slurm:
         """
         wanted = set(tokens)
         found: dict[str, tuple[bool, int]] = {}
-        # The comment, the only free text, comes last: a `|` in it does no harm.
-        for line in self.run(["squeue", "--me", "-h", "--states=all", "-o", "%F|%T|%k"]).splitlines():
-            job_id, state, comment = [*line.split("|", 2), "", ""][:3]
-            if comment in wanted and job_id.isdecimal():
-                ended = normal_state(state) in ENDED
-                rank = (ended, -int(job_id) if ended else int(job_id))
-                found[comment] = min(found.get(comment, rank), rank)
-        return {token: str(abs(job_id)) for token, (_, job_id) in found.items()}
+        for whole, job in self._squeue(["--me"]):
+            rank = (job.gone, -int(whole) if job.gone else int(whole))
+            found[job.comment] = min(found.get(job.comment, rank), rank)
+        return {token: str(abs(number)) for token, (_, number) in found.items() if token in wanted}
 
     # Looking
 
-    def jobs(self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = ()) -> dict[str, SlurmJob]:
-        """Return what is known of each Job: from squeue; of all those it has forgotten, from sacct, else from scontrol.
+    def jobs(
+        self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = (), others: Collection[str] = ()
+    ) -> dict[str, SlurmJob]:
+        """Return what is known of each Job: from squeue; of those that it does not list, from sacct.
 
-        Three calls at most, for any number of Jobs. Of `settled` ones, which have left word of how they ended, it is
-        enough that squeue has forgotten them.
+        Two calls, for any number of Jobs; scontrol is only asked about a single one, and where squeue cannot be. Of
+        `settled` ones, which have left word of how they ended, it is enough that squeue has forgotten them.
+        `others` are other users' Jobs: where they are not listed, a site's PrivateData may hide them.
         """
         ids = list(dict.fromkeys(ids))
         if not ids:
             return {}
         until, answered = time.monotonic() + timeout, True
         found: dict[str, SlurmJob] = {}
-        why = "neither squeue nor sacct nor scontrol knows it any more"
+        why = "neither squeue nor sacct knows it any more"
         try:
-            found = by_id(self._squeue(ids, timeout * 0.6), ids)
+            found = by_id(self._squeue(["-a", "-j", ",".join(ids)], timeout * 0.6), ids)
         except SlurmError as error:
             answered, why = False, f"{error.words[0]} does not answer: {error.answer.splitlines()[0]}"
         missing = [job_id for job_id in ids if job_id not in found and job_id not in settled]
-        for look in (self._sacct, self._scontrol) if missing else ():
+        for look in (self._sacct, *([] if answered or len(missing) > 1 else [self._scontrol])) if missing else ():
             with suppress(SlurmError):
-                found |= by_id(look(missing, max(0.5, until - time.monotonic())), missing)
+                told = by_id(look(missing, max(0.5, until - time.monotonic())), missing)
+                # The database keeps as running what a controller lost; squeue, where it answers, knows all that live.
+                found |= {job_id: job for job_id, job in told.items() if job.ended or not answered}
                 break
-        return {job_id: found.get(job_id) or unknown(job_id, why, answered) for job_id in ids}
+        return {job_id: found.get(job_id) or unknown(job_id, why, answered and job_id not in others) for job_id in ids}
+
+    def with_comment(self, prefix: str, timeout: float | None = None) -> list[SlurmJob]:
+        """Return the Jobs of any user, in any state that squeue still shows, whose comments begin with `prefix`."""
+        return [job for _, job in self._squeue(["-a"], timeout) if job.comment.startswith(prefix)]
+
+    def of_run(self, run_id: str, users: Collection[str] = ()) -> list[SlurmJob]:
+        """Return the Jobs that bear a Run's mark: a comment `pipeline:ID:…`, or a name `…-ID`; arrays as one.
+
+        Of these `users` alone, so that a large cluster's queue is not read whole; of none: of any user.
+        """
+        which = ["-a", "-u", ",".join(sorted(users))] if users else ["-a"]
+        comment, name = f"pipeline:{run_id}:", f"-{run_id}"
+        rows = [
+            (whole, job)
+            for whole, job in self._squeue(which)
+            if (job.comment.startswith(comment) if self.mark == "comment" else job.name.endswith(name))
+        ]
+        return list(by_id(rows, dict.fromkeys(whole for whole, _ in rows)).values())
 
     def _sacct(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
-        words = ["sacct", "-n", "-X", "-P", "-j", ",".join(ids), "-o", SACCT_COLUMNS]
+        words = ["sacct", "-n", "-X", "-P", f"--delimiter={CELL}", "-j", ",".join(ids), "-o", SACCT_COLUMNS]
         return from_sacct(self.run(words, timeout))
 
     def _scontrol(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
-        """Ask for one Job, or for all that there are: it takes no list."""
-        return from_scontrol(self.run(["scontrol", "-o", "show", "job", *(ids if len(ids) == 1 else [])], timeout))
+        return from_scontrol(self.run(["scontrol", "-o", "show", "job", *ids], timeout))
 
-    def _squeue(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
-        words = ["squeue", "-h", "-a", "--states=all", "-j", ",".join(ids), "-O", COLUMNS]
+    def _squeue(self, which: Sequence[str], timeout: float | None = None) -> list[tuple[str, SlurmJob]]:
+        """List Jobs; SlurmError where squeue does not answer, or says what is no such list."""
+        words = ["squeue", *which, "--states=all", "-O", COLUMNS]
         answer = self.ask(words, timeout)
         if answer.code == 0:
-            return from_squeue(answer.output)
+            try:
+                return from_squeue(answer.output)
+            except ValueError as error:
+                raise SlurmError(words, f"{error}: {said_by(answer)[:200]}") from None
         if "Invalid job id" in answer.talk:  # what it says where it knows none of them
             return []
         raise SlurmError(words, said_by(answer))
@@ -242,10 +264,11 @@ class Slurm:
         except SlurmError:
             return False
 
-    def partitions(self) -> list[Partition]:
-        """List partitions, once for each kind of node in them."""
+    def partitions(self, *, hidden: bool = False, timeout: float | None = None) -> list[Partition]:
+        """List partitions, once for each kind of node in them; also those that are hidden from this user, if asked."""
         found = []
-        for line in self.run(["sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G"]).splitlines():
+        words = ["sinfo", "-h", *(["-a"] if hidden else []), "-o", "%P|%a|%l|%D|%c|%m|%G"]
+        for line in self.run(words, timeout).splitlines():
             cells = [cell.strip() for cell in line.split("|")]
             if len(cells) == 7:
                 name, up, limit, nodes, cpus, memory, gres = cells
@@ -268,15 +291,19 @@ class Slurm:
         """Return the settings of a partition: `GraceTime`: `0`."""
         return fields_of(self.run(["scontrol", "-o", "show", "partition", name]).strip())
 
-    def accounts(self) -> list[str]:
+    def accounts(self, timeout: float | None = None) -> list[str]:
         """List this user's accounts; SlurmError where there is no accounting to ask."""
-        user = self.run(["id", "-un"]).strip()
+        user = self.run(["id", "-un"], timeout).strip()
         words = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user}", "format=Account"]
-        return list(dict.fromkeys(self.run(words).split()))
+        return list(dict.fromkeys(self.run(words, timeout).split()))
 
     def srun_knows(self, option: str) -> bool:
         """Tell whether srun has an option: those of plugins are only there where the plugin is loaded."""
         return f"--{option}" in self.run(["srun", "--help"], 10)
+
+    def registered(self, node_list: str) -> str:
+        """Return what sinfo says of nodes, for preflight to compare with what is there; see slurm/gres.py."""
+        return self.run(["sinfo", "-n", node_list, "-o", "%20N %10c %10m %25f %G"], 10)
 
     def schedule(self) -> tuple[str, str, str]:
         """Return what sinfo, squeue (pending) and `scontrol show reservation` print; nothing where one fails."""
@@ -322,27 +349,3 @@ def _job_id(answer: Answer) -> str | None:
         return None
     ids = [match[1] for line in answer.output.splitlines() if (match := JOB_ID.fullmatch(line.strip()))]
     return ids[0] if len(ids) == 1 else None
-
-
-def _memory() -> BinaryIO:
-    """Open a file that lies in memory.
-
-    No pipe: what ssh leaves behind to share its connection would keep one open for ever. None on a disk: making three
-    of them takes as long as sbatch.
-    """
-    return open(os.memfd_create("slurm"), "w+b")
-
-
-def _await_end(pid: int, timeout: float) -> None:
-    """Sleep until a child ends or its time is up; Popen.wait looks only every 50 ms, six times what sbatch takes."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:  # a kernel before 5.3, or a sandbox
-        deadline = time.monotonic() + timeout
-        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return
-    try:
-        select.select([handle], [], [], timeout)
-    finally:
-        os.close(handle)

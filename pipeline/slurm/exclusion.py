@@ -7,7 +7,7 @@ Nodes that failed longest ago are allowed again first; preflight looks at them o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pipeline.errors import UserError
@@ -15,8 +15,9 @@ from pipeline.slurm.bad_nodes import BadNode
 from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError, SlurmRefused
 from pipeline.slurm.node_lists import expand_node_list
+from pipeline.slurm.options import option_words
 
-OPTION = "--exclude="
+OPTION = "exclude"
 
 
 class Exclusion(NamedTuple):
@@ -48,13 +49,12 @@ def exclude(bad: Iterable[BadNode], fits: Callable[[list[str]], bool]) -> Exclus
     return Exclusion(sorted(names[:fit]), newest[fit:])
 
 
-def choose_exclusion(slurm: Slurm, flags: Sequence[str], script: str, bad: Iterable[BadNode]) -> Exclusion:
+def choose_exclusion(slurm: Slurm, flags: Mapping[str, str], script: str, bad: Iterable[BadNode]) -> Exclusion:
     """Ask Slurm how many of the bad nodes a Job with these options of sbatch can do without."""
-    others, own = split_off(flags)
 
     def fits(names: list[str]) -> bool:
         try:
-            slurm.test_only([*others, *option([*own, *names])], script)
+            slurm.test_only(option_words(with_excluded(flags, names)), script)
         except SlurmRefused:
             return False
         except SlurmError:
@@ -64,20 +64,17 @@ def choose_exclusion(slurm: Slurm, flags: Sequence[str], script: str, bad: Itera
     return exclude(bad, fits)
 
 
-def split_off(flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options without --exclude, and the nodes that the user's own excludes."""
-    own: list[str] = []
-    for flag in flags:
-        if flag.startswith(OPTION):
-            text = flag.removeprefix(OPTION)
-            try:
-                own += expand_node_list(text)
-            except UserError:
-                own.append(text)  # Slurm will say what is wrong with it
-    return [flag for flag in flags if not flag.startswith(OPTION)], own
+def own_exclude(flags: Mapping[str, str]) -> list[str]:
+    """Return the nodes that the user's own option excludes."""
+    text = flags.get(OPTION, "")
+    try:
+        return expand_node_list(text) if text else []
+    except UserError:
+        return [text]  # Slurm will say what is wrong with it
 
 
-def option(names: Iterable[str]) -> list[str]:
-    """Write the one --exclude that sbatch takes; none for no names."""
-    found = list(dict.fromkeys(names))
-    return [OPTION + ",".join(found)] if found else []
+def with_excluded(flags: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the options with the one --exclude that sbatch takes: the user's own nodes and `names`."""
+    found = list(dict.fromkeys([*own_exclude(flags), *names]))
+    others = {option: value for option, value in flags.items() if option != OPTION}
+    return others | ({OPTION: ",".join(found)} if found else {})

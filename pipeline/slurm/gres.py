@@ -1,4 +1,8 @@
-"""What sinfo says of a node's GPUs: `gpu:h100:8(S:0-1),shard:16`."""
+"""GPUs as Slurm writes them: `gpu:h100:8(S:0-1),shard:16`.
+
+An item is `name[:type][:no_consume][:count]` (gres.conf); a type may begin with a digit, as 2080ti and 1g.10gb do, or
+be a number, as 3090 is. So the last part is the count where it is a number, and what stands before it the type.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from pipeline.errors import UserError
 from pipeline.slurm.node_lists import expand_node_list
 
 NAME_WIDTH = 20  # `%20N` cuts longer names off
-ITEM = re.compile(r"gpu(?::(?P<kind>[A-Za-z][\w.-]*))?(?::(?P<count>[0-9]+))?")
+COUNT = re.compile(r"([0-9]+)([kmgtp]?)", re.I)
+ASIDE = re.compile(r"\([^)]*\)")  # (S:0-1), (IDX:0,3), and (null) for a type that there is not
 
 
 class Gpus(NamedTuple):
@@ -21,12 +26,16 @@ class Gpus(NamedTuple):
 
 def gpus_in(gres: str) -> list[Gpus]:
     """List a node's GPUs by type; other resources are left out."""
-    found = []
-    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
-        match = ITEM.fullmatch(item.strip())
-        if match:
-            found.append(Gpus(match["kind"] or "", int(match["count"] or 1)))
-    return found
+    parts = (item.strip().removeprefix("gres:").split(":") for item in ASIDE.sub("", gres).split(","))
+    return [_gpus(rest) for name, *rest in parts if name == "gpu"]
+
+
+def _gpus(parts: list[str]) -> Gpus:
+    """Read what follows `gpu`: a type, a count, both or neither."""
+    count = COUNT.fullmatch(parts[-1]) if parts else None
+    kinds = [part for part in (parts[:-1] if count else parts) if part != "no_consume"]
+    number = int(count[1]) * 1024 ** " kmgtp".index(count[2].lower() or " ") if count else 1
+    return Gpus(kinds[0] if kinds else "", number)
 
 
 def registered_gres(text: str, nodes: list[str]) -> dict[str, str]:

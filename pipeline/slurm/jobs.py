@@ -7,15 +7,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pipeline.slurm.arrays import count_states, names
+from pipeline.slurm.node_lists import few_nodes
 from pipeline.slurm.states import ENDED, explain_reason, lacks_nodes, normal_state
 from pipeline.units import duration
 
-# Columns with a `|` after each and none of free text, so that no name can shift them.
-COLUMNS = (
-    "ArrayJobID:16|,JobArrayID:64|,State:24|,exit_code:12|,RestartCnt:8|,"
-    "TimeLeft:20|,TimeLimit:20|,StartTime:32|,NodeList:4000|,Reason:200|"
-)
-SACCT_COLUMNS = "JobID,State,ExitCode,Timelimit,NodeList"
+# ASCII's own ends of a cell and of a block: people write `|` and line ends into names and comments, never these.
+# Free text comes last all the same, so that nothing in it can shift the state of a Job.
+CELL, ROW = "\x1f", "\x17"
+FIELDS = (
+    "ArrayJobID JobArrayID State exit_code RestartCnt TimeLeft TimeLimit StartTime NodeList Dependency UserName "
+    "Reason Name Comment"
+).split()
+FREE_TEXT = 2  # of them, at the end
+# A width of 0 neither pads nor cuts, in every Slurm since 20.11.
+COLUMNS = ",".join(f"{name}:0{ROW if name == FIELDS[-1] else CELL}" for name in FIELDS)
+SACCT_COLUMNS = "JobID,State,ExitCode,Timelimit,NodeList,User,JobName,Comment"
 CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)(?:\.[0-9]+)?")
 NOTHING = {"", "(null)", "N/A", "None", "Unknown", "n/a", "None assigned"}
 FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z/:]*)=")
@@ -32,7 +38,10 @@ WHY_ENDED = {
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One Job as Slurm sees it. `source` is the command that said so; times are seconds, `start` is Slurm's text."""
+    """One Job as Slurm sees it. `source` is the command that said so; times are seconds, `start` is Slurm's text.
+
+    `user` is the name of its owner, `comment` holds our token, `dependency` is Slurm's text of what it waits for.
+    """
 
     job_id: str
     state: str
@@ -48,11 +57,30 @@ class SlurmJob:
     answered: bool = True  # false: Slurm could not be asked, so an unknown Job may well be there
     excluded: str = ""  # nodes that it is kept off, where that may be why it waits
     tasks: dict[str, int] = field(default_factory=dict)  # of an array: how many are in which state
+    comment: str = ""
+    user: str = ""
+    name: str = ""
+    dependency: str = ""
 
     @property
     def ended(self) -> bool:
-        """Tell whether it will not run again."""
+        """Tell whether Slurm says that it will not run again."""
         return self.state in ENDED
+
+    @property
+    def gone(self) -> bool:
+        """Tell whether Slurm answered, and the Job ended or nobody knows it any more."""
+        return self.ended or self.forgotten
+
+    @property
+    def forgotten(self) -> bool:
+        """Tell whether Slurm answered and nobody knows it any more."""
+        return self.source == "none" and self.answered
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether it may run or come to run: Slurm names it and does not say that it ended, or cannot be asked."""
+        return not self.gone
 
     @property
     def success(self) -> bool:
@@ -77,11 +105,11 @@ class SlurmJob:
         if self.state == "pending":
             words = explain_reason(self.reason).words.replace("JOB", self.job_id)
             if self.excluded:
-                words = f"too few nodes are left without {self.excluded}, which it is kept off ({words})"
+                words = f"too few nodes are left without {few_nodes(self.excluded)}, which it is kept off ({words})"
             return f"{words}; Slurm expects to start it at {self.start}" if self.start else words
         if self.state in ("running", "completing", "suspended", "requeued"):
             left = f", {duration(self.time_left)} left" if self.time_left is not None else ""
-            return f"{self.state} on {self.nodes}{left}" if self.nodes else self.state
+            return f"{self.state} on {few_nodes(self.nodes)}{left}" if self.nodes else self.state
         if self.state.startswith("unknown"):
             return self.reason or "Slurm's word for its state is not known here"
         return self._end()
@@ -127,20 +155,31 @@ def _some(text: str) -> str:
 
 
 def from_squeue(text: str) -> list[tuple[str, SlurmJob]]:
-    """Read squeue's lines of COLUMNS; each with the id of the array that it belongs to, or its own."""
-    found = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) != COLUMNS.count("|") + 1 or not cells[0].isdecimal():
-            continue
-        whole, job_id, state, code, restarts, left, limit, start, nodes, reason = cells[:10]
-        exit_code, signal = exit_status(code)
-        job = SlurmJob(
-            job_id, normal_state(state), "squeue", _some(reason), _some(nodes), seconds(left), seconds(limit),
-            _some(start) or None, int(restarts) if restarts.isdecimal() else 0, exit_code, signal,
-        )  # fmt: skip
-        found.append((whole, job if job.state == "pending" else replace(job, start=None)))
-    return found
+    """Read squeue's rows of COLUMNS below their titles; each with the id of the array that it belongs to, or its own.
+
+    ValueError where it is anything else: the titles prove that squeue said all of it, also where it lists no Job.
+    """
+    *records, rest = text.split(ROW)  # `rest`: nothing, or what a way in says when it ends
+    titles, *rows = [record.split(CELL) for record in records] or [[]]
+    if len(titles) != len(FIELDS) or titles[-1].strip() != "COMMENT" or CELL in rest:
+        raise ValueError("it is not a list of Jobs")
+    return [_from_row(row) for row in rows]
+
+
+def _from_row(row: list[str]) -> tuple[str, SlurmJob]:
+    """Read one row; where a name or comment holds a separator, it is none of ours, and both are left out."""
+    whole, *cells = (cell.strip() for cell in row[:-FREE_TEXT])
+    if len(row) < len(FIELDS) or not whole.isdecimal():
+        raise ValueError("a row of it is not a Job")
+    job_id, state, code, restarts, left, limit, start, nodes, dependency, user, reason = cells[: len(FIELDS) - 3]
+    name, comment = row[-FREE_TEXT:] if len(row) == len(FIELDS) else ("", "")
+    exit_code, signal = exit_status(code)
+    job = SlurmJob(
+        job_id, normal_state(state), "squeue", _some(reason), _some(nodes), seconds(left), seconds(limit),
+        _some(start) or None, int(restarts) if restarts.isdecimal() else 0, exit_code, signal,
+        comment=_some(comment), user=_some(user), name=_some(name), dependency=_some(dependency),
+    )  # fmt: skip
+    return whole, job if job.state == "pending" else replace(job, start=None)
 
 
 def from_scontrol(text: str) -> list[tuple[str, SlurmJob]]:
@@ -158,6 +197,8 @@ def from_scontrol(text: str) -> list[tuple[str, SlurmJob]]:
             _some(fields.get("NodeList", "")), None, seconds(fields.get("TimeLimit", "")),
             _some(fields.get("StartTime", "")) or None if state == "pending" else None,
             int(restarts) if restarts.isdecimal() else 0, exit_code, signal,
+            comment=_some(fields.get("Comment", "")), user=fields.get("UserId", "").partition("(")[0],
+            name=_some(fields.get("JobName", "")), dependency=_some(fields.get("Dependency", "")),
         )  # fmt: skip
         found.append((whole, job))
     return found
@@ -174,18 +215,19 @@ def fields_of(line: str) -> dict[str, str]:
 
 
 def from_sacct(text: str) -> list[tuple[str, SlurmJob]]:
-    """Read sacct's lines of SACCT_COLUMNS (-n -X -P)."""
+    """Read sacct's lines of SACCT_COLUMNS (-n -X -P --delimiter=CELL)."""
     found = []
-    for line in text.splitlines():
-        cells = line.split("|")
+    for line in text.split("\n"):
+        cells = line.split(CELL)
         if len(cells) != SACCT_COLUMNS.count(",") + 1 or not re.match(r"[0-9]+(_|$)", cells[0]):
             continue
-        exit_code, signal = exit_status(cells[2])
+        job_id, state, code, limit, nodes, user, name, comment = cells
+        exit_code, signal = exit_status(code)
         job = SlurmJob(
-            cells[0], normal_state(cells[1]), "sacct", nodes=_some(cells[4]), time_limit=seconds(cells[3]),
-            exit_code=exit_code, signal=signal,
+            job_id, normal_state(state), "sacct", nodes=_some(nodes), time_limit=seconds(limit), exit_code=exit_code,
+            signal=signal, user=_some(user), name=_some(name), comment=_some(comment),
         )  # fmt: skip
-        found.append((cells[0].partition("_")[0], job))
+        found.append((job_id.partition("_")[0], job))
     return found
 
 

@@ -7,24 +7,23 @@ Slurm's backfill starts a Job of low priority in it if its time limit ends befor
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.errors import UserError
+from pipeline.slurm.gres import gpus_in
 from pipeline.slurm.jobs import fields_of
 from pipeline.slurm.node_lists import expand_node_list
 
-# Columns with a `|` after each; of nodes once for each partition.
-NODE_COLUMNS = "NodeList:200|,StateLong:30|,CPUsState:40|,Gres:200|,GresUsed:300|,Partition:100|"
-PLANNED_COLUMNS = "JobID:20|,StartTime:30|,SchedNodes:4000|,Reason:100|"
+# Columns with a `|` after each, neither padded nor cut (a width of 0); of nodes once for each partition.
+NODE_COLUMNS = "NodeList:0|,StateLong:0|,CPUsState:0|,Gres:0|,GresUsed:0|,Partition:0|"
+PLANNED_COLUMNS = "JobID:0|,StartTime:0|,SchedNodes:0|,Reason:0|"
 USABLE = frozenset({"idle", "mixed", "planned"})
 UNSEEN_SECONDS = 1800.0  # taken for a hole whose end is not known: other users' Jobs may be hidden
 MARGIN_SECONDS = 30.0  # from looking at a hole until a Job can have started in it
 STARTUPS = 5  # the shortest Job is worth that many start-ups
-GPU = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?:([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class Size:
     least: int
     why: str
 
-    def flags(self) -> list[str]:
-        return [f"--time={self.minutes}", f"--time-min={self.least}"]
+    def flags(self) -> dict[str, str]:
+        return {"time": str(self.minutes), "time-min": str(self.least)}
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,14 +96,13 @@ def nodes_from(text: str) -> list[Node]:
         name, _, cpus, gres, used, partition = cells[:6]
         idle = cpus.split("/")[1:2]
         here = frozenset({partition.rstrip("*")}) | (found[name].partitions if name in found else frozenset())
-        free = max(0, _gpus(gres) - _gpus(used))
+        free = max(0, _number_of_gpus(gres) - _number_of_gpus(used))
         found[name] = Node(name, free, int(idle[0]) if idle and idle[0].isdecimal() else 0, here)
     return list(found.values())
 
 
-def _gpus(gres: str) -> int:
-    """Count GPUs in `gpu:h100:4(S:0-1)` or `gpu:h100:1(IDX:0)`."""
-    return sum(int(count) for count in GPU.findall(gres))
+def _number_of_gpus(gres: str) -> int:
+    return sum(gpus.number for gpus in gpus_in(gres))
 
 
 def planned_from(text: str, ours: Iterable[str] = ()) -> list[Claim]:
@@ -123,7 +121,7 @@ def planned_from(text: str, ours: Iterable[str] = ()) -> list[Claim]:
     return [
         Claim(f"job {job}", start, nodes or None)
         for job, start, nodes, reason in rows
-        if nodes or (not named and reason not in ("BeginTime", "Dependency"))
+        if nodes != frozenset() or (not named and reason not in ("BeginTime", "Dependency"))
     ]
 
 
@@ -138,13 +136,14 @@ def reservations_from(text: str) -> list[Claim]:
     return claims
 
 
-def _node_set(text: str) -> frozenset[str]:
+def _node_set(text: str) -> frozenset[str] | None:
+    """Return the nodes of a list; None where it cannot be read, and may mean any."""
     if text in ("", "(null)", "N/A"):
         return frozenset()
     try:
         return frozenset(expand_node_list(text))
     except UserError:
-        return frozenset()
+        return None
 
 
 def unix_time(text: str) -> float | None:

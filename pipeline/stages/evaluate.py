@@ -24,6 +24,7 @@ from pipeline.evaluation.scoring import (
     Cut,
     Unit,
     batches_per_unit,
+    describe_source,
     is_scored,
     key_of,
     manifest_hash,
@@ -46,7 +47,8 @@ from pipeline.lm.tokenizer import Tokenizer
 from pipeline.lm.verified import verify_shards
 from pipeline.run.complete import steps_to_evaluate
 from pipeline.run.folder import Run
-from pipeline.run.records import number, read_record
+from pipeline.run.records import BeginRecord, read_record
+from pipeline.run.steps import Lease, reading
 from pipeline.stages.main import Attempt, poll, run_stage
 
 LEAVE_SECONDS = 15.0  # before the end of the Job: to merge, to leave a verdict, to hand on what is left
@@ -54,28 +56,26 @@ CAUTION = 1.2  # a Unit may take that much longer than those before it
 
 
 def evaluate(run: Run, config: Config, attempt: Attempt) -> int:
-    """Write what is missing of scores/ as far as the time allows; return the newest step that is asked for."""
-    steps = steps_to_evaluate(run, config)
-    if not steps:
+    """Write what is missing of scores/ as far as the time allows; return the newest step that is asked for.
+
+    While it works, newer checkpoints may come and be the ones that are asked for: these are scored too.
+    """
+    if not steps_to_evaluate(run, config):
         raise NotReadyError(f"{run.checkpoints}: no checkpoint to evaluate yet; pretrain writes the first one")
     evaluation = Evaluation(run, config, attempt)
     evaluation.score_compressors()
-    for step in steps:
-        for benchmark in config.evaluate.benchmarks:
-            if is_scored(run, step, benchmark.name):
-                print(f"step {step}: {benchmark.name} is scored already")
-                continue
-            try:
-                in_time = evaluation.score(step, benchmark)
-            except NotReadyError as error:  # retention was faster
-                if run.checkpoint(step).is_dir():
-                    raise
-                print(f"step {step}: {error}")
-                break
-            if not in_time:
+    done: dict[int, bool] = {}  # whether it was there to be scored
+    while steps := [step for step in steps_to_evaluate(run, config) if step not in done]:
+        for step in steps:
+            with reading(run.checkpoint(step)) as lease:
+                scored = evaluation.score_all(step, lease)
+            if scored is None:
                 print(f"leaves in time: {evaluation.seconds_left():.0f} s are left, too few for another Unit")
                 return steps[-1]
-    return steps[-1]
+            done[step] = scored
+    if not any(done.values()):
+        raise NotReadyError(f"{run.checkpoints}: all checkpoints that were to be scored went away before that")
+    return max(done)
 
 
 class Evaluation:
@@ -83,10 +83,10 @@ class Evaluation:
 
     def __init__(self, run: Run, config: Config, attempt: Attempt) -> None:
         self.run, self.config, self.attempt = run, config, attempt
-        beginning = read_record(run.beginning(attempt.job_id, attempt.number))
-        dead = beginning.get("dead")
-        self.claimant = Claimant(attempt.job_id, attempt.number, frozenset(dead) if isinstance(dead, list) else None)
-        self.deadline = number(beginning.get("deadline"))  # unix s; None: no end is known
+        begin = BeginRecord.read(run.beginning(attempt.job_id, attempt.number))
+        dead = begin.dead if begin else None
+        self.claimant = Claimant(attempt.job_id, attempt.number, frozenset(dead) if dead is not None else None)
+        self.deadline = begin.deadline if begin else None  # unix s; None: no end is known
         self._tasks: dict[str, Task] = {}
         self._speeds: dict[str, float | None] = {}
         self._loaded: tuple[int, Transformer] | None = None
@@ -107,16 +107,34 @@ class Evaluation:
 
     def score_compressors(self) -> None:
         """Write what general compressors need for the validation text, once."""
-        if not self.run.compressors.is_file():
+        if not read_record(self.run.compressors):
             record = {"bytes": len(self.text.text), "bits_per_byte": bits_per_byte(self.text.text)}
             write_json(self.run.compressors, record)
 
-    def score(self, step: int, benchmark: BenchmarkSource) -> bool:
+    def score_all(self, step: int, lease: Lease) -> bool | None:
+        """Score all Benchmarks of a checkpoint; False where retention was faster, None where the time is up."""
+        for benchmark in self.config.evaluate.benchmarks:
+            if is_scored(self.run, step, benchmark):
+                print(f"step {step}: {benchmark.name} is scored already")
+                continue
+            try:
+                if not self.score(step, benchmark, lease):
+                    return None
+            except NotReadyError as error:
+                if self.run.checkpoint(step).is_dir():
+                    raise
+                print(f"step {step}: {error}")
+                self.run.event("not scored", step=step, benchmark=benchmark.name, reason=str(error))
+                return False
+        return True
+
+    def score(self, step: int, benchmark: BenchmarkSource, lease: Lease) -> bool:
         """Work off the Units of one Benchmark of one checkpoint; return False where the time is up before its end."""
         name = benchmark.name
         checkpoint = manifest_hash(self.run, step)
         task, tokenizer = self._task(benchmark), self.tokenizer.fingerprint
         about = {"checkpoint": self.run.checkpoint(step).name, "checkpoint_sha256": checkpoint, "tokenizer": tokenizer}
+        about |= describe_source(benchmark)
         key = key_of(checkpoint, tokenizer, {"kind": benchmark.kind} | task.settings)
         per_unit = batches_per_unit(self.config, task.batches, self._seconds_per_batch(name))
         wanted = Cut(key, task.batches, per_unit, about | task.about)
@@ -128,6 +146,7 @@ class Evaluation:
                 print(f"{unit.path}: torn, or of other weights or settings; it is made again")
             if not self._fits(unit):
                 return False
+            lease.renew()
             self._work_off(unit, task)
         self._merge(step, benchmark, cut)
         return True

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.load import load_run_config
 from pipeline.config.schema import Config
@@ -20,16 +19,17 @@ from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, BadNodesError,
 from pipeline.files import write_text
 from pipeline.run.folder import Run
 from pipeline.run.owner import NotOwnerError, belongs_to, check_owner, disown, owned, process_start
+from pipeline.run.records import SaidRecord
 from pipeline.run.verdict import (
     COMPLETE,
     CRASH,
     EXIT_CODES,
     OF_EXIT_CODE,
     STOPPED,
+    said_since,
     say,
     script_began,
-    verdict_since,
-    write_verdict,
+    write_said,
 )
 from pipeline.stages.early import SIGNALS, STARTED, Stopped
 
@@ -148,9 +148,9 @@ def _end_by(run: Run, attempt: Attempt, error: BaseException, *, owner: bool = T
         return _end(run, attempt, OF_EXIT_CODE.get(error.exit_code, CRASH), str(error), None, owner=owner, nodes=nodes)
     if not isinstance(error, Exception):
         raise error
-    if isinstance(error, LostRankError) and (first := _first_verdict(run, attempt)) is not None:
-        say(f"rank {attempt.rank} ends, since another has failed: {first['reason']}")
-        return EXIT_CODES.get(str(first["verdict"]), EXIT_FAILED)
+    if isinstance(error, LostRankError) and (first := _first_said(run, attempt)) is not None:
+        say(f"rank {attempt.rank} ends, since another has failed: {first.reason}")
+        return EXIT_CODES.get(first.verdict, EXIT_FAILED)
     reason = f"{type(error).__name__}: {error}" if not isinstance(error, LostRankError) else str(error)
     storage = isinstance(error, OSError) and error.errno in STORAGE_ERRORS
     if attempt.world_size > 1:
@@ -161,11 +161,11 @@ def _end_by(run: Run, attempt: Attempt, error: BaseException, *, owner: bool = T
     return _end(run, attempt, "storage" if storage else CRASH, reason, None, owner=owner)
 
 
-def _first_verdict(run: Run, attempt: Attempt) -> dict[str, Any] | None:
-    """Wait a moment for the verdict of the rank that failed first."""
+def _first_said(run: Run, attempt: Attempt) -> SaidRecord | None:
+    """Wait a moment for the word of the rank that failed first."""
     deadline = time.monotonic() + FIRST_ERROR_SECONDS
     while time.monotonic() < deadline:
-        if (record := verdict_since(run, attempt.job_id, attempt.number, STARTED)) is not None:
+        if (record := said_since(run, attempt.job_id, attempt.number, STARTED)) is not None:
             return record
         time.sleep(0.1)
     return None
@@ -244,14 +244,15 @@ def _record(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
     failed = verdict not in (COMPLETE, STOPPED)
     if attempt.rank != 0 and not failed:
         return
-    if verdict_since(run, attempt.job_id, attempt.number, STARTED) is not None:
+    if said_since(run, attempt.job_id, attempt.number, STARTED) is not None:
         return
     if verdict != COMPLETE or attempt.part_of in ("", attempt.stage):  # else the Job's main stage is still to come
-        write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step, nodes=nodes)
+        write_said(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step, nodes=nodes)
     details: dict[str, object] = {"reason": reason} if reason else {}
     details |= {"nodes": list(nodes)} if nodes else {}
     details |= {"rank": attempt.rank} if attempt.world_size > 1 and failed else {}
-    kind = {COMPLETE: "complete", STOPPED: "stop"}.get(verdict, "failure")
+    kinds: dict[str, str] = {COMPLETE: "complete", STOPPED: "stop"}
+    kind = kinds.get(verdict, "failure")
     run.event(
         kind, stage=attempt.stage, job_id=attempt.job_id, attempt=attempt.number, verdict=verdict, step=step, **details
     )
@@ -278,8 +279,8 @@ def abandon(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | N
 def _abandoned_verdict(run: Run, attempt: Attempt, verdict: str, reason: str, step: int | None) -> None:
     if not belongs_to(run.owner_of(attempt.stage, attempt.job_id), attempt.job_id, attempt.number):
         return
-    if verdict_since(run, attempt.job_id, attempt.number, STARTED) is None:
-        write_verdict(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step)
+    if said_since(run, attempt.job_id, attempt.number, STARTED) is None:
+        write_said(run, attempt.job_id, attempt.number, attempt.stage, verdict, reason, step)
 
 
 def _superseded(run: Run, attempt: Attempt, error: NotOwnerError) -> int:

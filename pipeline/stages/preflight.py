@@ -19,6 +19,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import BadNodesError
 from pipeline.files import write_json
 from pipeline.preflight.findings import AllReduce, NodeRecord, RankRecord
+from pipeline.preflight.granted import affinity
 from pipeline.preflight.node import (
     ask_driver,
     connect,
@@ -28,8 +29,9 @@ from pipeline.preflight.node import (
     node_name,
     own_variables,
 )
+from pipeline.run.blame import Fault, blamed_nodes
 from pipeline.run.folder import Run
-from pipeline.run.verdict import verdict_since
+from pipeline.run.verdict import said_since
 from pipeline.stages.main import Attempt, LostRankError, leave, poll, run_stage
 from pipeline.stages.preflight_head import LAG_SECONDS, POLL_SECONDS, Head
 
@@ -55,7 +57,7 @@ def preflight(run: Run, config: Config, attempt: Attempt) -> None:
         poll(run, attempt)
         if time.monotonic() > checkup.deadline + (0 if attempt.rank == 0 else GRACE_SECONDS):
             checkup.overdue()
-        if verdict_since(run, attempt.job_id, attempt.number, early.STARTED) is not None:
+        if said_since(run, attempt.job_id, attempt.number, early.STARTED) is not None:
             raise LostRankError("another rank has failed")
         thread.join(POLL_SECONDS)
     faulthandler.cancel_dump_traceback_later()
@@ -97,7 +99,7 @@ class Checkup:
             self.expect("asking nvidia-smi")
             ask_driver(self.me)
         self.expect("importing torch", IMPORT_SECONDS)
-        from pipeline.lm.gathering import Gathering, look_at_gpus
+        from pipeline.lm.gathering import Gathering, look_at_build, look_at_gpus
 
         gathering = None
         if self.attempt.rank == 0:
@@ -105,6 +107,7 @@ class Checkup:
                 gathering = Gathering(*self.master, self.timeout, listen=True)
             self.head.token.write_text(self.me.started, encoding="utf-8")
         self.expect("looking at the GPUs")
+        self.me.torch, self.me.cuda_build = look_at_build()
         self.me.cuda, self.me.gpus, self.me.gpu_uuids = look_at_gpus()
         self.expect("looking for rank 0", self.timeout + CONNECT_SECONDS)
         self._find_rank_0()
@@ -147,7 +150,7 @@ class Checkup:
                     f"{self.timeout:g} s: {me.node} finds no file of it in {self.head.folder}, and no connection to "
                     f"{me.master.name}:{me.master.port} ({', '.join(me.master.addresses) or 'no address'}): "
                     f"{me.master.error} [errno {me.master.errno}]",
-                    head,
+                    blamed_nodes([Fault(name, "absent") for name in head], [me.node]),
                 )
 
     def _rank(self) -> RankRecord:
@@ -161,6 +164,7 @@ class Checkup:
             pid=self.me.pid,
             launcher=self.me.launcher,
             device=f"GPU {uuid}" if uuid else f"{'cuda' if self.me.cuda else 'cpu'}:{self.local_rank}",
+            cpus=affinity(),
             variables=own_variables(),
         )
 
@@ -203,23 +207,23 @@ class Checkup:
         return AllReduce(backend=timed.backend, bytes=timed.bytes, seconds=timed.seconds, bus_gbps=timed.bus_gbps)
 
     def _network_error(self, error: Exception) -> BadNodesError:
-        """Blame this node for an error of its own; one of the connection only says that another rank is gone."""
+        """Say where an error came up. Its words blame no node: a wrong variable fails on whichever node is first."""
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        own = not any(word in text for word in BROKEN)
-        if not own:
+        if any(word in text for word in BROKEN):  # only says that another rank is gone
             time.sleep(BROKEN_SECONDS)
-        cause = f"rank {self.attempt.rank} on {self.me.node}, in {self.me.doing}: {text}"
-        return BadNodesError(cause, [self.me.node] if own else [])
+        return BadNodesError(f"rank {self.attempt.rank} on {self.me.node}, in {self.me.doing}: {text}", [])
 
     def overdue(self) -> None:
         """End an attempt in which something hangs. Rank 0 speaks for all; another one, if rank 0 does not."""
         doing = self.me.doing
         if self.attempt.rank == 0:
             self.head.give_up()
-        alone = doing not in WITH_OTHERS
         text = f"rank {self.attempt.rank} on {self.me.node} got no further than: {doing}"
-        nodes = [self.me.node] if alone else expected_nodes()[:1]
-        raise BadNodesError(text if alone else f"{text}; and rank 0 said nothing", nodes)
+        if doing in WITH_OTHERS:
+            faults, text = [Fault(name, "absent") for name in expected_nodes()[:1]], f"{text}; and rank 0 said nothing"
+        else:
+            faults = [Fault(node.node, "absent") for node in self.head.records() if not node.ready]
+        raise BadNodesError(text, blamed_nodes(faults, [node.node for node in self.head.records()]))
 
     def expect(self, doing: str, seconds: float | None = None) -> None:
         """Say what comes next, and how long it may take."""

@@ -83,8 +83,11 @@ class Head:
 
     def give_up(self) -> None:
         """Report on an attempt in which something hangs, and raise. The store may be held by the thread that hangs."""
-        nodes = read_valid_records(self.folder, NodeRecord, lambda record: record.started == self.me.started)
-        self._finish(judge_hang(nodes, self.wanted(), self.me.doing))
+        self._finish(judge_hang(self.records(), self.wanted(), self.me.doing))
+
+    def records(self) -> list[NodeRecord]:
+        """Return what the nodes of this attempt have written about themselves."""
+        return read_valid_records(self.folder, NodeRecord, lambda record: record.started == self.me.started)
 
     def _gather(
         self, gathering: Gathering | None, own: list[RankRecord]
@@ -107,7 +110,7 @@ class Head:
 
     def _collect(self, gathering: Gathering | None, own: list[RankRecord]) -> tuple[list[NodeRecord], list[RankRecord]]:
         """Read the nodes' files, and what has arrived by the store."""
-        nodes = read_valid_records(self.folder, NodeRecord, lambda record: record.started == self.me.started)
+        nodes = self.records()
         if gathering is None:
             return nodes, own
         seen = {(node.node, node.pid) for node in nodes}

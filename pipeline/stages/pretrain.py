@@ -16,7 +16,9 @@ from typing import Any
 import torch.distributed as dist
 
 from pipeline.config.schema import Config
-from pipeline.files import read_json, read_lines, write_json
+from pipeline.errors import UserError
+from pipeline.files import read_lines, read_object, write_json
+from pipeline.lm.checkpoint import LAG_SECONDS
 from pipeline.lm.compile_cache import begin_compiling, keep_compiled
 from pipeline.lm.door import open_door
 from pipeline.lm.hardware import Hardware, choose_hardware, end_ranks, start_ranks
@@ -25,14 +27,15 @@ from pipeline.lm.mixture import make_batches
 from pipeline.lm.origin import origin
 from pipeline.lm.shards import TokenShards
 from pipeline.lm.sinks import Sink, open_sinks
-from pipeline.lm.trainer import Files, Outcome, Trainer
+from pipeline.lm.trainer import Files, Outcome, Trainer, cut_back
 from pipeline.lm.verified import verify_shards
 from pipeline.lm.watchdog import Around, Rank, Watchdog
 from pipeline.plan.sizes import num_parameters
 from pipeline.run.complete import awaits_evaluation
 from pipeline.run.folder import Run
 from pipeline.run.owner import is_alive, process_start
-from pipeline.run.verdict import verdict_since
+from pipeline.run.saves import begin_anew, check_checkpoints
+from pipeline.run.verdict import said_since
 from pipeline.stages.main import Attempt, LostRankError, abandon, fence, run_stage, stop_reason
 
 
@@ -98,13 +101,33 @@ def _shards(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog) -> T
 
 
 def _sinks(run: Run, config: Config) -> list[Sink]:
-    record: dict[str, Any] = read_json(run.record) or {}
+    record = read_object(run.record)
     return open_sinks(list(config.pretrain.sinks), run.sinks, run.name, str(record.get("id", run.name)))
+
+
+def _look(run: Run) -> None:
+    """Raise where checkpoints were saved and this host sees none, even after a while."""
+    deadline = time.monotonic() + LAG_SECONDS
+    while True:
+        try:
+            check_checkpoints(run)
+            return
+        except UserError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def _begins(run: Run) -> None:
+    """Note that training begins at step 0; lines of metrics that are there led to no checkpoint."""
+    begin_anew(run)
+    if run.metrics.is_file():
+        cut_back(run.metrics, 0)
 
 
 def _settle(run: Run, config: Config) -> Hardware:
     """Choose the hardware as this Run did before; rank 0 records it in run.json."""
-    record: dict[str, Any] = read_json(run.record) or {}
+    record = read_object(run.record)
     hardware = choose_hardware(config, record.get("hardware"))
     if hardware.rank == 0 and record.get("hardware") != hardware.to_json():
         parameters = num_parameters(config.model, config.tokenize.vocab_size)
@@ -117,12 +140,17 @@ def _watchdog(run: Run, config: Config, attempt: Attempt) -> Watchdog:
     around = Around(
         is_alive=lambda rank: is_alive({"host": rank.host, "pid": rank.pid, "started": rank.started}),
         stop_reason=lambda: stop_reason(run, attempt),
-        verdict=lambda: verdict_since(run, attempt.job_id, attempt.number, early.STARTED),
+        said=lambda: _said(run, attempt),
         event=_event(run, attempt),
         hangs=lambda: _hangs(run, attempt),
         end=lambda verdict, reason, step: abandon(run, attempt, verdict, reason, step),
     )
     return Watchdog(me, around, config.pretrain.first_step_timeout, config.pretrain.hang_timeout)
+
+
+def _said(run: Run, attempt: Attempt) -> tuple[str, str] | None:
+    record = said_since(run, attempt.job_id, attempt.number, early.STARTED)
+    return (record.verdict, record.reason) if record else None
 
 
 def _hangs(run: Run, attempt: Attempt) -> list[dict[str, Any]]:
@@ -173,6 +201,8 @@ def _files(run: Run, config: Config, attempt: Attempt, watchdog: Watchdog, sinks
         ledger=Ledger(attempt.began, write_ledger),
         watchdog=watchdog,
         sinks=sinks,
+        look=lambda: _look(run),
+        begins=lambda: _begins(run),
         first_step_done=lambda: keep_compiled(run.compile_cache),
     )
 

@@ -14,7 +14,6 @@ from pipeline.stages import early  # noqa: F401 - first: signals are taken while
 
 # isort: split
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -38,6 +37,15 @@ from pipeline.lm.shards import SPLITS, TokenShards, dtype_for, split_of
 from pipeline.lm.sources import list_inputs
 from pipeline.lm.tokenizer import Tokenizer, train_on_sample
 from pipeline.run.folder import Run
+from pipeline.run.inputs import (
+    HashedRange,
+    ReadFile,
+    are_bound,
+    changed_inputs,
+    fingerprint,
+    told,
+    write_inputs,
+)
 from pipeline.stages.main import Attempt, run_stage
 
 PROGRESS_SECONDS = 5.0
@@ -51,7 +59,7 @@ def tokenize(run: Run, config: Config, phase: str = "", task: int = 0, tasks: in
     Raises UserError for text that can't be read or does not suffice, NotReadyError where an earlier phase is not done.
     """
     inputs = fingerprint(config)
-    if is_complete(run, inputs):
+    if is_complete(run, config, inputs, begins=phase in ("", "tokenizer")):
         say(f"{run.index} is complete: nothing to do")
         return
     if phase in ("", "tokenizer"):
@@ -79,20 +87,11 @@ def processes_of(config: Config) -> int:
 # -- what is complete -------------------------------------------------------------------------------------------------
 
 
-def fingerprint(config: Config) -> str:
-    """Hash what decides the data's bytes: the sources and the tokenize section without time limits and the like."""
-    section = config.tokenize.model_dump(mode="json", exclude=config.tokenize.keys_of_no_effect())
-    if section["drop_duplicates"]:
-        del section["drop_duplicates"]  # as it was before there was the key
-    wanted = {
-        "data": [source.model_dump(mode="json", exclude={"weight"}) for source in config.data],
-        "tokenize": section,
-    }
-    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+def is_complete(run: Run, config: Config, inputs: str, *, begins: bool) -> bool:
+    """Say whether the data is there. Raises UserError where it is damaged, or was made with another config.
 
-
-def is_complete(run: Run, inputs: str) -> bool:
-    """Say whether the data is there. Raises UserError where it is damaged, or was made with another config."""
+    Where the text has changed since, and no model knows the tokens, the phase that `begins` takes them away.
+    """
     index = run.read_index()
     if index is None:
         return False
@@ -101,10 +100,21 @@ def is_complete(run: Run, inputs: str) -> bool:
             f"{run.index}: made with other data: or tokenize: settings than {run.config} has now. Checkpoints may "
             f"depend on it, so it is left alone: take a new Run name, or remove {run.data} to make it again"
         )
+    if begins and not are_bound(run) and (differences := changed_inputs(run, config)):
+        say(f"the text has changed since the tokens were made, so they are made anew: {told(differences)}")
+        remove_tokens(run)
+        return False
     for split in SPLITS:
         TokenShards(run.data, split).check_tokenizer(Tokenizer(run.tokenizer))
     shutil.rmtree(run.piece(0).parent, ignore_errors=True)  # of an attempt that was killed in its last moment
     return True
+
+
+def remove_tokens(run: Run) -> None:
+    """Take away what was made of other text; the index goes first, without which there is no data."""
+    for path in (run.index, run.inputs, run.pieces, run.tokenizer, run.verified, run.compressors):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(run.piece(0).parent, ignore_errors=True)
 
 
 # -- the first phase: pieces and tokenizer ----------------------------------------------------------------------------
@@ -205,7 +215,10 @@ def encode(run: Run, config: Config, pieces: PieceList, numbers: Sequence[int]) 
     def work(number: int) -> ReadCounts:
         pieces.check_unchanged(number)
         fraction, tell = config.tokenize.validation_fraction, watch.tell(number)
-        return encode_piece(pieces.pieces[number], run.piece(number), config.data, encoder, fraction, tell=tell)
+        return encode_piece(
+            pieces.pieces[number], run.piece(number), config.data, encoder, fraction, tell=tell,
+            before_publish=lambda: pieces.check_unchanged(number),
+        )  # fmt: skip
 
     for counts in in_processes(work, missing, processes_of(config)):
         watch.add(counts)
@@ -244,9 +257,25 @@ def write_index(run: Run, config: Config, pieces: PieceList, inputs: str) -> Non
         run.data, inputs, tokenizer, outputs, [piece[0].source for piece in pieces.pieces],
         made_from=f"{pieces.fingerprint} {tokenizer.fingerprint}", shard_tokens=config.tokenize.shard_tokens,
         drop_duplicates=config.tokenize.drop_duplicates, processes=processes_of(config), tell=ShardWatch().add,
+        before_index=lambda: write_inputs(run, read_files(pieces, outputs)),
     )  # fmt: skip
     shutil.rmtree(run.piece(0).parent, ignore_errors=True)
     print_table(index)
+
+
+def read_files(pieces: PieceList, outputs: Sequence[PieceOutput]) -> list[ReadFile]:
+    """List the files that the pieces were made of, each with the hashes that were taken as it was read."""
+    hashes: dict[str, list[HashedRange]] = {}
+    for output in outputs:
+        for path, start, end, digest in output.hashes():
+            hashes.setdefault(path, []).append(HashedRange(start, end, digest))
+    items = {item.path: item for item in pieces.inputs}
+    read = dict.fromkeys((part.source, part.path) for piece in pieces.pieces for part in piece)  # each once, in order
+    return [
+        ReadFile(source, path, items[path].size, items[path].changed, tuple(dict.fromkeys(hashes.get(str(path), ()))))
+        for source, path in read
+        if path is not None
+    ]
 
 
 def check_counts(config: Config, counts: ReadCounts, documents: dict[str, int]) -> None:

@@ -12,7 +12,7 @@ from typing import TextIO
 from pipeline.errors import NotReadyError, UserError
 from pipeline.plan.jobs import ALONE, STAGES
 from pipeline.run.folder import Run
-from pipeline.run.records import read_record
+from pipeline.run.job_ledger import is_on_slurm
 from pipeline.status.read import read_state
 from pipeline.status.tail import Tail
 
@@ -56,7 +56,7 @@ def read_logs(run: Run, follow: bool, stage: str | None, lines: int | None, out:
 
 def _follow(run: Run, printer: _Printer) -> None:
     active = True
-    seconds = SLURM_STATE_SECONDS if read_record(run.jobs).get("scheduler") == "slurm" else STATE_SECONDS
+    seconds = SLURM_STATE_SECONDS if is_on_slurm(run) else STATE_SECONDS
     while active:
         deadline = time.monotonic() + seconds
         active = read_state(run).state in ("running", "pending")

@@ -8,15 +8,20 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 from pipeline.evaluation.release import released
 from pipeline.hints import command
-from pipeline.plan.jobs import MOST_SEGMENTS, STAGES
+from pipeline.plan.jobs import STAGES
 from pipeline.plan.sizes import tokens_per_step
+from pipeline.run.attempts import all_attempts, read_attempt
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
 from pipeline.run.goodput import Split, read_split
+from pipeline.run.job_ledger import is_on_slurm
 from pipeline.run.owner import is_alive
+from pipeline.run.place import place_of
 from pipeline.run.records import (
+    JobRecord,
     Record,
     Score,
     number,
@@ -26,16 +31,19 @@ from pipeline.run.records import (
     read_record,
     read_records,
     read_scores,
-    read_verdicts,
     seconds_in_steps,
     tokens_per_second,
     whole,
 )
 from pipeline.slurm.states import lacks_nodes
-from pipeline.status.slurm import Queue, answer, ask_queue, ask_slurm, last_attempts
+from pipeline.status.slurm import Answer, Last, Queue, answer, ask_queue, ask_slurm, last_attempts
+from pipeline.submit.missing import not_submitted
+from pipeline.submit.queue import QueuedJob
+from pipeline.submit.run_folder import read_cluster
 
 JOB_STATES = ("pending", "running", "completed", "failed", "stopped")
 QUEUED = ("Priority", "Resources")  # Slurm's words for a Job whose turn depends on its priority alone
+LIVELY = ("pending", "running")
 SUCCESS = ("complete", "stopped")  # verdicts that are no failure
 
 
@@ -92,6 +100,7 @@ class Status:
     compressors: dict[str, float] = field(default_factory=dict)
     released: int | None = None  # step
     queue: Queue = field(default_factory=Queue)
+    not_submitted: list[str] = field(default_factory=list)  # Jobs of a living chain that are not at Slurm
 
     def to_json(self) -> dict[str, Any]:
         """Return the contract of `status --json`."""
@@ -108,6 +117,7 @@ class Status:
             "time": self.time.to_json() if self.time else None,
             "released": self.released,
             "scores": [score.to_json() for score in self.scores],
+            "not_submitted": self.not_submitted,
             **self.queue.to_json(),
             "source": self.source,
         }
@@ -116,14 +126,21 @@ class Status:
 def read_state(run: Run, config: Config | None = None) -> Status:
     """Tell the state, its reason and the Jobs alone; the numbers, which cost reading the curves, stay None."""
     config = config or read_config(run)
-    record = read_record(run.jobs)
-    if record.get("scheduler") == "slurm":
-        jobs, source = _slurm_jobs(run, record)
+    most = config.pretrain.max_steps if config else None
+    if (place := place_of(run)).copied:  # the Jobs in its records are the original's
+        reason = f"a copy of {place.former}, with no Jobs of its own; go on with it: {command('resume', run.root)}"
+        return Status(run, "planned", reason, [], "run.json", max_steps=most)
+    if is_on_slurm(run):
+        lasts = last_attempts(run)
+        found, source = ask_slurm(run, lasts)
+        jobs = _slurm_jobs(found, lasts)
         state, reason = _slurm_state(run, config, jobs)
-    else:
-        jobs = _jobs(run, record)
-        state, reason, source = _state(run, config, record, jobs)
-    return Status(run, state, reason, jobs, source, max_steps=config.pretrain.max_steps if config else None)
+        missing = _not_submitted(run, config, found) if state in LIVELY else []
+        return Status(run, state, reason, jobs, source, max_steps=most, not_submitted=missing)
+    record = read_record(run.jobs)
+    jobs = _jobs(run, record)
+    state, reason, source = _state(run, config, record, jobs)
+    return Status(run, state, reason, jobs, source, max_steps=most)
 
 
 def read_status(run: Run) -> Status:
@@ -133,7 +150,7 @@ def read_status(run: Run) -> Status:
     waiting = [job.job_id for job in status.jobs if job.state == "pending" and job.waits_for in QUEUED]
     if any(lacks_nodes(job.waits_for) for job in status.jobs):
         waiting = []  # no priority helps that one, and Slurm was asked about its nodes instead
-    on_slurm = read_record(run.jobs).get("scheduler") == "slurm"
+    on_slurm = is_on_slurm(run)
     metrics = read_metrics(run)
     last = metrics[-1] if metrics else {}
     steps = run.checkpoint_steps()
@@ -177,8 +194,8 @@ def _job(run: Run, entry: Record, record: Record) -> JobStatus:
         state, reason = "pending", f"jobs.json says {state!r}, which this version does not know"
     if state == "running" and not _alive(entry.get("process")) and not _scheduler_alive(record):
         state, reason = "stopped", f"its process is gone; go on with: {command('resume', run.root)}"
-    if state == "failed" and not reason:
-        reason = str(read_record(run.verdict(job_id, attempt or 0)).get("reason") or "")
+    if state == "failed" and not reason and (verdict := read_attempt(run, job_id, attempt or 0).verdict):
+        reason = verdict.reason
     log = entry.get("log")
     return JobStatus(
         stage=str(entry.get("stage", "?")),
@@ -193,64 +210,66 @@ def _job(run: Run, entry: Record, record: Record) -> JobStatus:
     )
 
 
-def _slurm_jobs(run: Run, record: Record) -> tuple[list[JobStatus], str]:
-    """Return the Jobs of jobs.json with what Slurm says of them now, in one call for all, seldom more."""
-    lasts = last_attempts(run)
-    record = record | {"jobs": [*record.get("jobs", []), *_evaluations(run)]}
-    found, source = ask_slurm(run, record, lasts)
-    jobs = []
-    for entry in record["jobs"]:
-        job_id, told = str(entry.get("job_id")), answer(run, entry, found.get(str(entry.get("job_id"))), lasts)
-        jobs.append(
-            JobStatus(
-                str(entry.get("stage")), whole(entry.get("segment")) or 0, job_id, told.attempt, told.state,
-                told.reason, told.log, told.started, told.ended, told.nodes, told.start, told.time_left, told.waits_for,
-                str(entry.get("phase") or ""),
-            )
-        )  # fmt: skip
-    return _explain_left_over(jobs), source
-
-
-def _explain_left_over(jobs: list[JobStatus]) -> list[JobStatus]:
-    """Say of Segments that were cancelled because training was complete before them that nothing is amiss."""
-    segments = [job for job in jobs if job.stage == "pretrain" and job.segment]
-    last = min((job.segment for job in segments if job.state == "completed"), default=MOST_SEGMENTS)
+def _slurm_jobs(found: list[QueuedJob], lasts: dict[tuple[str, str], Last]) -> list[JobStatus]:
+    """Return the Jobs of the ledger with what Slurm says of them now."""
     return [
-        replace(job, reason="not needed: training was complete before it")
-        if job in segments and job.segment > last and job.state == "stopped" and job.attempt is None
-        else job
-        for job in jobs
-    ]
+        JobStatus(
+            record.stage, segment, str(record.job_id), said.attempt, said.state, said.reason, said.log, said.started,
+            said.ended, said.nodes, said.start, said.time_left, said.waits_for, record.phase,
+        )
+        for record, said, segment in _shown([(queued.record, answer(queued, lasts)) for queued in found])
+    ]  # fmt: skip
 
 
-def _evaluations(run: Run) -> list[Record]:
-    """Return evaluate Jobs beside those of the chain that may still wait or run, numbered where Segments are."""
-    records = [read_record(path) for path in sorted(run.evaluations.glob("[0-9]*.json"))]
-    return [
-        {"name": f"evaluate-{r.get('number')}", "stage": "evaluate", "segment": r.get("number"), "job_id": r["job_id"]}
-        for r in records
-        if r.get("job_id") and not r.get("ended")
+def _not_submitted(run: Run, config: Config | None, found: list[QueuedJob]) -> list[str]:
+    """Name the Jobs of the chain that are missing; none where that cannot be said."""
+    if config is None:
+        return []
+    try:
+        return not_submitted(run, config, read_cluster(run), [queued for queued in found if queued.alive])
+    except UserError:
+        return []
+
+
+def _shown(told: list[tuple[JobRecord, Answer]]) -> list[tuple[JobRecord, Answer, int]]:
+    """Choose the Jobs that say something, in the order of the chain, each with its number among several of a kind.
+
+    Left out are those that ended without having begun where another one has taken their place, and evaluate Jobs beside
+    training that are over.
+    """
+    begun = {record.kind for record, answered in told if answered.attempt is not None or answered.state in LIVELY}
+    kept = [
+        (record, answered)
+        for record, answered in told
+        if answered.state in LIVELY
+        or (record.role == "chain" and (answered.started is not None or record.kind not in begun))
     ]
+    segments = [record for record, _ in kept if record.stage == "pretrain"]
+    beside = [record for record, _ in kept if record.role == "beside"]
+    numbers = {record.number: at for at, record in enumerate(segments, 1)} if len(segments) > 1 else {}
+    numbers |= {record.number: at for at, record in enumerate(beside, 1)}
+    stages = {stage: at for at, stage in enumerate(STAGES)}
+    kept.sort(key=lambda pair: (stages.get(pair[0].stage, -1), pair[0].role != "beside"))
+    return [(record, said, record.segment or numbers.get(record.number, 0)) for record, said in kept]
 
 
 def _slurm_state(run: Run, config: Config | None, jobs: list[JobStatus]) -> tuple[str, str]:
     """Return state and reason of a Run whose Jobs Slurm runs; a Segment that ended early is no failure by itself."""
-    current = list({(job.name, job.segment): job for job in jobs}.values())  # one submitted again counts once
-    for job in current:
+    for job in jobs:
         if job.state == "running":
             return "running", f"{job.name}: asked to stop" if run.stop.exists() else ""
     if not (missing := _missing(run, config)):
         return "completed", ""
-    for job in current:
+    for job in jobs:
         if job.state == "pending":
             return "pending", f"{job.name}: {job.reason}" if job.reason else ""
     if run.stop.exists():
         return "stopped", "a person ended the chain (control/stop)"
-    for state in ("failed", "stopped"):
-        for job in reversed(current):
-            if job.state == state and job.stage == missing.split()[0].rstrip(":"):
-                return state, f"{job.name}: {job.reason}" if job.reason else ""
-    return ("stopped", missing) if current else ("planned", "")
+    stage = missing.split()[0].rstrip(":")
+    last = next((job for job in reversed(jobs) if job.stage == stage and job.state in ("failed", "stopped")), None)
+    if last is not None:
+        return last.state, f"{last.name}: {last.reason}" if last.reason else ""
+    return ("stopped", missing) if jobs else ("planned", "")
 
 
 def _scheduler_alive(record: Record) -> bool:
@@ -301,13 +320,13 @@ def _state_without_jobs(run: Run, config: Config | None) -> tuple[str, str, str]
         return "running", reason, "control/owner.json (no jobs.json)"
     if not (missing := _missing(run, config)):
         return "completed", "", "checkpoint, scores and samples (no jobs.json)"
-    verdicts = read_verdicts(run)
-    if not verdicts:
+    settled = [(one.name, one.verdict) for one in all_attempts(run) if one.verdict]
+    if not settled:
         return "planned", "", "no jobs.json and no attempt yet"
-    verdict, source = verdicts[-1], f"attempts/{verdicts[-1]['name']}.json (no jobs.json)"
-    if verdict.get("verdict") in SUCCESS:
+    (_, verdict), source = settled[-1], f"attempts/{settled[-1][0]} (no jobs.json)"
+    if verdict.verdict in SUCCESS:
         return "stopped", missing, source
-    return "failed", f"{verdict.get('stage')}: {verdict.get('reason')}", source
+    return "failed", f"{verdict.stage}: {verdict.reason}", source
 
 
 def _missing(run: Run, config: Config | None) -> str:

@@ -8,15 +8,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipeline.errors import UserError
+from pipeline.run.attempts import read_attempt
 from pipeline.run.decision import FINAL
 from pipeline.run.folder import Run
-from pipeline.run.records import number, read_record, whole
+from pipeline.run.job_ledger import read_ledger
+from pipeline.run.records import BeginRecord, JobRecord, VerdictRecord
 from pipeline.run.verdict import COMPLETE, STOPPED, WARNED_EARLY
 from pipeline.slurm.arrays import words
 from pipeline.slurm.bad_nodes import BadNode, bad_nodes_of
 from pipeline.slurm.errors import SlurmError
-from pipeline.slurm.jobs import SlurmJob
+from pipeline.slurm.jobs import SlurmJob, unknown
 from pipeline.slurm.priority import Priority
+from pipeline.submit.queue import QueuedJob, RunJobs
 from pipeline.submit.run_folder import read_cluster
 
 Record = dict[str, Any]
@@ -24,6 +27,7 @@ Record = dict[str, Any]
 RUNNING = ("running", "completing", "suspended")
 WAITING = ("pending", "requeued", "requeue_hold")
 MOST_PRIORITIES = 20
+FORGOTTEN = "Slurm no longer knows this job"
 LOG = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>[0-9]+(?:_[0-9]+)?)\.(?P<attempt>\d+)\.log")
 
 # What an attempt was warned of, as its host wrote it down.
@@ -63,11 +67,12 @@ class Queue:
 
 @dataclass(frozen=True)
 class Last:
-    """The newest attempt of a Job, by its log, and its verdict: an empty one where it has left none."""
+    """The newest attempt of a Job, by its log, and what it has left."""
 
     attempt: int
     log: str  # inside the Run
-    verdict: Record
+    begin: BeginRecord | None
+    verdict: VerdictRecord | None
 
 
 def last_attempts(run: Run) -> dict[tuple[str, str], Last]:
@@ -80,31 +85,44 @@ def last_attempts(run: Run) -> dict[tuple[str, str], Last]:
     found = {}
     for (stage, job_id), attempt in newest.items():
         log = str(run.log(stage, job_id, attempt).relative_to(run.root))
-        found[stage, job_id] = Last(attempt, log, read_record(run.verdict(job_id, attempt)))
+        records = read_attempt(run, job_id, attempt)
+        found[stage, job_id] = Last(attempt, log, records.begin, records.verdict)
     return found
 
 
-def ask_slurm(run: Run, record: Record, lasts: dict[tuple[str, str], Last]) -> tuple[dict[str, SlurmJob], str]:
-    """Return the Run's Jobs by id, and where that was read; none where the scheduler does not answer."""
-    entries = [job for job in record.get("jobs", []) if isinstance(job, dict) and job.get("job_id")]
-    ids = [str(job["job_id"]) for job in entries]
-    settled = {job_id for (_, job_id), last in lasts.items() if last.verdict}
-    for entry in entries:
-        tasks = whole(entry.get("tasks")) or 1
-        if tasks > 1 and all(f"{entry['job_id']}_{task}" in settled for task in range(tasks)):
-            settled.add(str(entry["job_id"]))
+def ask_slurm(run: Run, lasts: dict[tuple[str, str], Last]) -> tuple[list[QueuedJob], str]:
+    """Return the Run's Jobs with what Slurm says of each, and where that was read.
+
+    One that is known to have ended is not asked about.
+    """
+    records = read_ledger(run)
     try:
-        slurm = read_cluster(run).slurm()
-        jobs = slurm.jobs(ids, settled=settled)
-        if short := [job_id for job_id, job in jobs.items() if job.lacks_nodes]:
-            with suppress(SlurmError):
-                jobs |= {key: replace(jobs[key], excluded=nodes) for key, nodes in slurm.excluded(short).items()}
-    except UserError as error:  # of the cluster file
-        return {}, f"jobs.json and verdicts; Slurm cannot be asked ({str(error).splitlines()[0]})"
-    if silent := next((job for job in jobs.values() if not job.answered), None):
-        return jobs, f"jobs.json and verdicts; {silent.reason}"
-    sources = sorted({job.source if job.source != "none" else "verdicts" for job in jobs.values()})
-    return jobs, f"Slurm ({', '.join(sources)})" if sources else "Slurm"
+        jobs = RunJobs(run, cluster := read_cluster(run), cluster.slurm())
+        found = jobs.look(keep=False)
+    except UserError as error:  # of the cluster file, or no answer
+        why = str(error).splitlines()[-1]
+        told = [QueuedJob(r, unknown(r.job_id, why, answered=r.closed)) for r in records if r.job_id]
+        return told, f"jobs/ and verdicts; Slurm cannot be asked ({why})"
+    forgotten = [q.job_id for q in found if q.record.job_id and q.job.forgotten and not _settled(q.record, lasts)]
+    answers = jobs.slurm.jobs(forgotten)
+    found = [replace(queued, job=answers.get(queued.job_id, queued.job)) for queued in found]
+    if short := [queued.job_id for queued in found if queued.job.lacks_nodes]:
+        with suppress(SlurmError):
+            kept_off = jobs.slurm.excluded(short)
+            found = [replace(q, job=replace(q.job, excluded=kept_off.get(q.job_id, ""))) for q in found]
+    sources = sorted({queued.job.source if queued.job.source != "none" else "verdicts" for queued in found})
+    looked = {queued.job_id for queued in found}
+    ended = [
+        QueuedJob(r, unknown(r.job_id, FORGOTTEN)) for r in records if r.closed and r.job_id and r.job_id not in looked
+    ]
+    told = sorted((q for q in (*ended, *found) if q.record.job_id), key=lambda queued: queued.record.number)
+    return told, f"Slurm ({', '.join(sources)})" if sources else "Slurm"
+
+
+def _settled(record: JobRecord, lasts: dict[tuple[str, str], Last]) -> bool:
+    """Tell whether the Job itself has left word of how it ended."""
+    ids = [str(record.job_id)] if record.tasks == 1 else [f"{record.job_id}_{task}" for task in range(record.tasks)]
+    return all((last := lasts.get((record.stage, job_id))) is not None and last.verdict for job_id in ids)
 
 
 def ask_queue(run: Run, waiting: list[str]) -> Queue:
@@ -123,67 +141,62 @@ def ask_queue(run: Run, waiting: list[str]) -> Queue:
     return Queue(priorities, shares, sorted(bad_nodes_of(run, cluster).read().values(), key=lambda node: node.name))
 
 
-def answer(run: Run, entry: Record, job: SlurmJob | None, lasts: dict[tuple[str, str], Last]) -> Answer:
-    """Tell how one Job of jobs.json is doing."""
-    job_id, stage = str(entry.get("job_id")), str(entry.get("stage"))
-    if (tasks := whole(entry.get("tasks")) or 1) > 1:
-        return _answer_of_array(run, stage, job_id, tasks, job, lasts)
+def answer(queued: QueuedJob, lasts: dict[tuple[str, str], Last]) -> Answer:
+    """Tell how one Job of the ledger is doing."""
+    record, job, job_id, stage = queued.record, queued.job, queued.job_id, queued.record.stage
+    if record.tasks > 1:
+        return _answer_of_array(stage, job_id, record.tasks, job, lasts)
     last = lasts.get((stage, job_id))
-    attempt, log, verdict = (last.attempt, last.log, last.verdict) if last else (None, None, {})
-    began = read_record(run.beginning(job_id, attempt)) if attempt is not None else {}
-    started, ended = number(began.get("time")), number(verdict.get("time"))
+    attempt, log, verdict = (last.attempt, last.log, last.verdict) if last else (None, None, None)
+    begin = last.begin if last else None
     state, reason = _state(job, verdict)
-    if state in ("running", "pending"):
-        ended = None
-    if job is None:
-        return Answer(state, reason, attempt, log, started if state != "pending" else None, ended)
+    started = begin.time if begin and state != "pending" else None
+    ended = verdict.time if verdict and state not in ("running", "pending") else None
     return Answer(
-        state, reason, attempt, log, started if state != "pending" else None, ended, job.nodes, job.start,
+        state, reason, attempt, log, started, ended, job.nodes, job.start,
         job.time_left if state == "running" else None, job.reason if job.state in WAITING else "",
     )  # fmt: skip
 
 
-def _answer_of_array(
-    run: Run, stage: str, job_id: str, tasks: int, job: SlurmJob | None, lasts: dict[tuple[str, str], Last]
-) -> Answer:
+def _answer_of_array(stage: str, job_id: str, tasks: int, job: SlurmJob, lasts: dict[tuple[str, str], Last]) -> Answer:
     """Tell how all tasks of a Job array are doing: in one line, with the reason of one that failed."""
     found = [last for task in range(tasks) if (last := lasts.get((stage, f"{job_id}_{task}")))]
-    complete = [last for last in found if last.verdict.get("verdict") == COMPLETE]
+    complete = [last for last in found if last.verdict and last.verdict.verdict == COMPLETE]
     failed = [last for last in found if last.verdict and last not in complete]
     shown = failed[0] if failed else found[-1] if found else None
-    state, reason = _state(job, shown.verdict if failed and shown else {})
-    if job is None or job.state not in (*RUNNING, *WAITING):
+    state, reason = _state(job, shown.verdict if failed and shown else None)
+    if job.state not in (*RUNNING, *WAITING):
         # One that had nothing to do has left no verdict.
-        complete_enough = not failed and (len(complete) == tasks or (job is not None and job.success))
+        complete_enough = not failed and (len(complete) == tasks or job.success)
         state = "completed" if complete_enough else state
-    told = words(tasks, len(complete), job.tasks if job else {})
+    told = words(tasks, len(complete), job.tasks)
     reason = "" if state == "completed" else f"{told}; {reason}" if reason else told
-    began = [number(last.verdict.get("began")) for last in found]
-    ends = [number(last.verdict.get("time")) for last in found]
+    began = [last.verdict.began for last in found if last.verdict]
+    ends = [last.verdict.time for last in found if last.verdict]
     return Answer(
         state, reason, None, shown.log if shown else None, min((time for time in began if time), default=None),
         max((time for time in ends if time), default=None) if state not in ("running", "pending") else None,
-        start=job.start if job else None, waits_for=job.reason if job and job.state in WAITING else "",
+        start=job.start, waits_for=job.reason if job.state in WAITING else "",
     )  # fmt: skip
 
 
-def _state(job: SlurmJob | None, verdict: Record) -> tuple[str, str]:
-    kind, why = verdict.get("verdict"), str(verdict.get("reason") or "")
-    if job is not None and job.state in RUNNING:
+def _state(job: SlurmJob, verdict: VerdictRecord | None) -> tuple[str, str]:
+    kind, why = (verdict.verdict, verdict.reason) if verdict else (None, "")
+    if job.state in RUNNING:
         return "running", ""
-    if job is not None and job.state in WAITING:
+    if job.state in WAITING:
         return "pending", job.explain()
     if kind == COMPLETE:
         return "completed", ""
-    if job is not None and not job.answered and kind not in FINAL:
+    if not job.answered and kind not in FINAL:
         ended = f"; its last attempt ended with {kind}" if kind else ""
         return "pending", f"not known: {job.reason}{ended}"
-    if kind == STOPPED:
-        return "stopped", WARNED.get(str(verdict.get("warned")), why)
+    if verdict and kind == STOPPED:
+        return "stopped", WARNED.get(str(verdict.warned), why)
     if kind is not None:
         return "failed", f"{kind}: {why}" if why else str(kind)
-    if job is None or job.state.startswith("unknown"):
-        return "stopped", "Slurm no longer knows this job, and it left no verdict"
+    if job.state.startswith("unknown"):
+        return "stopped", f"{FORGOTTEN}, and it left no verdict"
     if job.success:
         return "completed", "had nothing to do"
     return "failed" if job.state != "cancelled" else "stopped", job.explain() or job.state

@@ -17,6 +17,7 @@ from pipeline.status.read import JobStatus, Status
 from pipeline.units import duration, short
 
 MOST_SCORES = 12  # steps in the table of Scores
+MOST_NAMES = 8  # of Jobs in a sentence
 FEWEST_TOGETHER = 4  # Segments that are shown as one line
 STYLES = {
     "planned": "dim",
@@ -142,7 +143,8 @@ def _place(job: JobStatus) -> str:
 
 
 def _print_queue(status: Status, console: Console) -> None:
-    """Print what decides when a Job that waits starts, and the nodes that none starts on."""
+    """Print what is not queued, what decides when a Job that waits starts, and the nodes that none starts on."""
+    _print_missing(status, console)
     names = {job.job_id: f"{job.stage} {job.segment}" if job.segment else job.name for job in status.jobs}
     for job_id, priority in status.queue.priorities.items():
         _line(console, "priority", f"{names.get(job_id, job_id)}  {priority.words()}")
@@ -151,6 +153,16 @@ def _print_queue(status: Status, console: Console) -> None:
     for node in status.queue.bad_nodes:
         until = time.strftime("%d %b %H:%M", time.localtime(node.until))
         _line(console, "bad node", f"{node.name} until {until}: {node.reason}")
+
+
+def _print_missing(status: Status, console: Console) -> None:
+    """Print which Jobs of a living chain are not at Slurm: a limit, or a lost answer, may have kept them out."""
+    names = status.not_submitted
+    if names:
+        listed = ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
+        what = "1 Job of the chain is" if len(names) == 1 else f"{len(names)} Jobs of the chain are"
+        again = command("resume", status.run.root)
+        _line(console, "missing", f"{what} not submitted: {listed}. Submit what is missing: {again}", "yellow")
 
 
 def _print_progress(status: Status, console: Console) -> None:

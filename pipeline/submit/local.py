@@ -24,7 +24,7 @@ from pipeline.preflight.findings import read_table
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
 from pipeline.run.owner import is_alive, process_start, this_process
-from pipeline.run.verdict import COMPLETE, STOPPED, read_verdict
+from pipeline.run.verdict import COMPLETE, STOPPED, how_it_ended, verdict_of
 from pipeline.slurm.time_limits import time_seconds
 from pipeline.status.progress import JobProgress, is_lively
 from pipeline.submit.run_folder import read_jobs
@@ -123,9 +123,12 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console, i
         log=str(log.relative_to(run.root)),
     )  # fmt: skip
     timed_out = _watch(run, config, job, process, jobs, console, interrupts)
-    verdict = read_verdict(run, job.job_id, attempt, job.stage, process.returncode)
-    state = {COMPLETE: "completed", STOPPED: "stopped"}.get(verdict["verdict"], "failed")
-    reason = f"the time limit of {job.time} was reached" if timed_out else verdict["reason"]
+    verdict = verdict_of(run, job.job_id, attempt) or how_it_ended(
+        run, job.job_id, attempt, job.stage, process.returncode
+    )
+    states: dict[str, str] = {COMPLETE: "completed", STOPPED: "stopped"}
+    state = states.get(verdict.verdict, "failed")
+    reason = f"the time limit of {job.time} was reached" if timed_out else verdict.reason
     jobs.update(job, state=state, reason="" if state == "completed" else reason, ended=time.time(), process=None)
     if job.stage == "preflight" and is_lively(console):  # elsewhere its log has been shown
         console.print(read_table(run, job.job_id, attempt), markup=False, highlight=False, soft_wrap=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,17 +21,22 @@ from pipeline.cluster.load import open_cluster
 from pipeline.cluster.schema import Cluster
 from pipeline.config.load import config_differences, dump_config, load_run_config
 from pipeline.config.schema import Config
+from pipeline.config.types import NAME
+from pipeline.config.yaml12 import shown as yaml_shown
 from pipeline.config.yaml12_dump import dump
-from pipeline.errors import UserError
-from pipeline.files import fsync_folder, read_json, write_json, write_text
+from pipeline.errors import NotReadyError, UserError
+from pipeline.files import fsync_folder, read_json, read_object, write_json, write_text
+from pipeline.hints import command, shown
 from pipeline.image.check import check_image, image_sha256
 from pipeline.inference.hugging_face import describe_folder
 from pipeline.plan.jobs import Plan
 from pipeline.run.folder import Run
 from pipeline.run.owner import process_start
+from pipeline.run.place import here
 
 PROJECT = Path(__file__).resolve().parents[2]
 SNAPSHOT_FOLDERS = ("pipeline", "sbatch")
+PARCEL = "code.json"  # describes the code of a parcel, in which there is no git repository
 PACKAGES = ("torch", "sentencepiece", "datasets", "numpy", "pydantic", "pyyaml")
 
 
@@ -38,15 +45,39 @@ def run_of(config: Config) -> Run:
     return Run(PROJECT / config.runs_dir / config.name)
 
 
+def config_of(run: Run, config: Config) -> Config:
+    """Return `config` as the Config of this very folder, whatever name and runs_dir say: it may have been moved."""
+    if run_of(config).root == run.root:
+        return config
+    if not NAME.fullmatch(run.name):
+        fitting = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("._-")[:64] or "run"
+        rename = shlex.join(["mv", shown(run.root), shown(run.root.with_name(fitting))])
+        raise UserError(
+            f"{run.root}: {yaml_shown(run.name)} cannot be the name of a Run: 1 to 64 letters, digits, '.', '_', '-', "
+            f"the first a letter or digit. Rename the folder:\n  {rename}"
+        )
+    return config.model_copy(update={"name": run.name, "runs_dir": str(run.root.parent)})
+
+
 def check_config(run: Run, config: Config) -> Config | None:
     """Return the existing Run's Config, or None for a new Run; refuse one whose meaning has changed."""
     if not run.config.is_file():
         # A submit that was killed leaves these, and no config yet.
-        ours = {"control", "logs", "attempts", "launch", "snapshot", run.plan.name, run.record.name, run.cluster.name}
+        ours = {
+            "control",
+            "inherited",
+            "logs",
+            "attempts",
+            "launch",
+            "snapshot",
+            run.plan.name,
+            run.record.name,
+            run.cluster.name,
+        }
         if run.root.is_dir() and any(e.name not in ours and not e.name.startswith(".") for e in run.root.iterdir()):
             raise UserError(f"{run.root}: the folder holds something that is not a Run; take another name: name=...")
         return None
-    old = load_run_config(run.config)
+    old = config_of(run, load_run_config(run.config))
     refused = [difference for difference in config_differences(old, config) if not difference.allowed]
     if refused:
         changes = "\n".join(f"  {d.key}: {d.old!r} -> {d.new!r}" for d in refused)
@@ -68,14 +99,18 @@ def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None
         for folder in (run.control, run.logs, run.root / "attempts", run.root / "launch"):
             folder.mkdir(exist_ok=True)
         remove_leftovers(run)
-        changed = not (keep_code and run.snapshot.is_dir()) and take_snapshot(run)
+        keep_code = keep_code and run.snapshot.is_dir()
+        if keep_code and code_digest(run.snapshot) != code_digest(PROJECT):
+            _check_kept(run, config)
+            return False  # other code need not read what this one writes
+        changed = not keep_code and take_snapshot(run)
         for name, text in plan.files.items():
             write_text(run.root / name, text)
         write_json(run.plan, plan.to_json())
         image = image_of(run, cluster)
         is_new = not run.record.is_file()
         if is_new:
-            write_json(run.record, describe(config) | image)
+            write_json(run.record, describe(config) | here(run) | image)
         elif changed:
             run.event("code changed", **describe_code())
         if cluster is not None and cluster.scheduler == "slurm":
@@ -86,12 +121,24 @@ def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None
         raise UserError(f"{run.root}: cannot make the Run: {error.strerror or error}") from error
 
 
+def _check_kept(run: Run, config: Config) -> None:
+    """Refuse what cannot be said to Jobs that are queued or running with other code than this."""
+    again = f"\n  {command('cancel', run.root)}\n  {command('resume', run.root)}"
+    if not run.job_records.is_dir():
+        raise NotReadyError(
+            f"{run.root}: its Jobs are of version 0.1.0. Wait for their end, or start them anew:{again}"
+        )
+    if load_run_config(run.config) != config:
+        told = "its Jobs were queued with other code, which goes on to read the config as it is"
+        raise NotReadyError(f"{run.root}: {told}. To change it, start them anew, with the change:{again}")
+
+
 def image_of(run: Run, cluster: Cluster | None) -> dict[str, Any]:
     """Describe the file of the image that stages will run in; UserError where the Run was made with another one."""
     if cluster is None or cluster.image is None or not cluster.image.startswith("/"):
         return {}  # of a registry's image only a digest in its name would say which it is
     image = Path(cluster.image)
-    if expected := (read_json(run.record) or {}).get("image_sha256"):
+    if expected := read_object(run.record).get("image_sha256"):
         check_image(image, str(expected))
         return {}
     return {"image": cluster.image, "image_sha256": image_sha256(image)}
@@ -121,9 +168,14 @@ def describe(config: Config) -> dict[str, Any]:
     } | ({"init_from": describe_folder(Path(config.pretrain.init_from))} if config.pretrain.init_from else {})
 
 
+def is_parcel(folder: Path) -> bool:
+    """Tell whether a folder is what another machine has sent here to be submitted: code, config and cluster."""
+    return (folder / PARCEL).is_file()
+
+
 def describe_code() -> dict[str, Any]:
     """Name this code: its commit, where it is in a git repository or was sent from one, and its digest."""
-    if isinstance(sent := read_json(PROJECT / "code.json"), dict):
+    if isinstance(sent := read_json(PROJECT / PARCEL), dict):
         return sent
     git = ["git", "-C", str(PROJECT)]
     try:
@@ -192,8 +244,7 @@ def take_snapshot(run: Run) -> bool:
 
 def read_jobs(run: Run) -> dict[str, Any]:
     """Return jobs.json, or an empty record before anything was submitted."""
-    value = read_json(run.jobs)
-    return value if isinstance(value, dict) else {"jobs": []}
+    return {"jobs": []} | read_object(run.jobs)
 
 
 def read_cluster(run: Run) -> Cluster:

@@ -4,196 +4,189 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
-from pipeline.errors import EXIT_DONE, NotReadyError
+from pipeline.errors import EXIT_DONE, NotReadyError, StorageError, UserError
 from pipeline.evaluation.backfill import Backfill
-from pipeline.files import write_json
 from pipeline.hints import command
 from pipeline.image.container import check_pyxis
-from pipeline.plan.flags import TOKENIZE_PHASES, array_flag
-from pipeline.plan.jobs import Job, Plan
+from pipeline.plan.flags import Flags, array_range
+from pipeline.plan.jobs import ALONE, STAGES, Job, Plan
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
-from pipeline.run.records import read_record
-from pipeline.slurm.bad_nodes import bad_nodes_of
+from pipeline.run.records import JobRecord
 from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError
-from pipeline.slurm.exclusion import Exclusion, choose_exclusion, option, split_off
-from pipeline.slurm.jobs import SlurmJob
-from pipeline.slurm.states import LIVE
+from pipeline.slurm.options import option_words
 from pipeline.slurm.time_limits import time_seconds
-from pipeline.submit.run_folder import PROJECT, read_jobs
+from pipeline.submit.missing import Place, begun_segments, chain_since, missing_places
+from pipeline.submit.queue import FOLLOWERS, JobQueue, QueuedJob
+from pipeline.submit.run_folder import PROJECT
 
-Record = dict[str, Any]
+ORDER = (*ALONE, *STAGES)
 
 
 class Submission:
-    """The Run's Jobs at Slurm: jobs.json, written again after every sbatch, and what the queue says about them."""
+    """What a Plan still needs: the Jobs that are neither complete nor queued, behind those that are."""
 
     def __init__(
         self, run: Run, config: Config, cluster: Cluster, plan: Plan, slurm: Slurm, *, is_new: bool = False
     ) -> None:
         self.run, self.config, self.cluster, self.plan, self.slurm = run, config, cluster, plan, slurm
+        self.queue = JobQueue(run, config, cluster, slurm)
+        if not run.snapshot.is_dir():  # --test, before there is a Run
+            self.queue.script_folder = PROJECT / "sbatch"
         self.is_new = is_new  # the Run has its id from this very process: the queue cannot hold a Job of it
-        self.id = str(read_record(run.record).get("id", run.name))
-        self.records: list[Record] = [job for job in read_jobs(run)["jobs"] if job.get("job_id")]
-        self.ids: dict[str, str] = {}  # name -> id of the Jobs that the later ones may depend on
-        self.exclusions: dict[str, Exclusion] = {}  # by stage
-        self.tasks = {job.name: self._tasks(job) for job in plan.jobs if job.tasks > 1}
+        stages = {job.stage for job in plan.jobs}
+        self.role = "alone" if stages <= {*FOLLOWERS} or stages <= {*ALONE} else "chain"
+        self.ids: dict[str, str] = {}  # name in the Plan -> id of the Jobs that later ones may depend on
+        self.last_segment = ""  # id of the one that the chain comes to last
+        self.queued: dict[str, str] = {}  # name -> id of what is at Slurm by now, also where the rest is refused
+        self.surplus: list[QueuedJob] = []
+        self.since = time.time()
 
     def submit(self, told: Callable[[str], None]) -> list[str]:
         """Submit what is neither complete nor queued; return the names of the Jobs that were submitted."""
-        live = self._live()
+        alive = [] if self.is_new else self.queue.alive()
+        self.queued = {f"{queued.record.kind} {queued.job_id}": queued.job_id for queued in alive}
+        _refuse_unheard(alive, self.run)
+        missing = self._missing(alive)
+        segments = [queued for queued in alive if queued.is_chain("pretrain")]
+        self.last_segment = segments[-1].job_id if segments else ""
         submitted = []
-        for job in self._jobs(live):
-            if job.name not in live and (is_complete(self.run, self.config, job.stage) or self._is_past(job, live)):
-                continue
-            dependency = self._dependency(job)
-            if job.name in live:
-                self._adopt(job, live[job.name], dependency, told)
-                continue
-            job_id = self.slurm.submit(self._flags(job, dependency), *self._script(job), token=self._token(job.name))
-            self._record(job, job_id, dependency)
-            submitted.append(job.name)
-            told(f"[bold]{job.name}[/]  submitted as job {job_id}" + (f", {dependency}" if dependency else ""))
+        # One of several Segments that is missing comes behind those that are there.
+        for job in sorted(self.plan.jobs, key=lambda job: (ORDER.index(job.stage), job.name in missing)):
+            living = [queued for queued in alive if place_of_job(job).is_of(queued, self.role)]
+            if living:
+                submitted += self._adopt(job, living, told)
+            elif job.name in missing:
+                record = self._submit(job, alive)
+                submitted.append(job.name)
+                told(f"[bold]{job.name}[/]  submitted as job {record.job_id}, {record.dependency}".rstrip(", "))
+        self.queue.cancel(self.surplus)  # now that nothing waits for them any more
         return submitted
 
-    def commands(self) -> list[list[str]]:
-        """Return the literal sbatch lines of the Jobs that are not complete, names in place of ids still unknown."""
-        return [
-            ["sbatch", "--parsable", *self._flags(job, ",".join(job.after)), *_words(self._script(job))]
-            for job in self.plan.jobs
-            if not is_complete(self.run, self.config, job.stage)
-        ]
+    def _missing(self, alive: list[QueuedJob]) -> set[str]:
+        """Return the names of the Plan's Jobs that have work to do and none of whose kind is alive."""
+        begun = begun_segments(self.run, alive) if any(job.segment for job in self.plan.jobs) else ()
+        places = missing_places(map(place_of_job, self.plan.jobs), alive, self._is_complete, begun, self.role)
+        return {place.name for place in places}
+
+    def _is_complete(self, stage: str) -> bool:
+        return is_complete(self.run, self.config, stage)
+
+    def _adopt(self, job: Job, living: list[QueuedJob], told: Callable[[str], None]) -> list[str]:
+        """Take Jobs that are alive already; where what they wait for was submitted anew, let them wait for that.
+
+        Return the Job's name where a successor had to be submitted.
+        """
+        if job.stage == "pretrain" and not job.segment:
+            living = self._adopt_segments(living)
+            self.last_segment = living[-1].job_id
+        dependency = self._dependency(job, "" if job.stage == "pretrain" else self.last_segment)
+        if dependency and (job.stage != "pretrain" or self._tokenize_is_new(job)):
+            living = [self.queue.repoint(queued, dependency) if queued.waits else queued for queued in living]
+        newest = living[-1]
+        self.ids[job.name] = newest.job_id
+        if newest.job.lacks_nodes:  # those that it was kept off when it was submitted, or since, may be too many by now
+            names = self.queue.excluded(job.stage, self.queue.flags(job.stage, job.phase))
+            self.slurm.update(newest.job_id, ExcNodeList=",".join(names))
+        fresh = [queued for queued in living if queued.job.source == "sbatch"]
+        for queued in living:
+            self.queued[f"{queued.record.kind} {queued.job_id}"] = queued.job_id
+            how = f"submitted as job {queued.job_id}, {queued.record.dependency}" if queued in fresh else ""
+            told(f"[bold]{job.name}[/]  {how or f'{queued.job.state} already, job {queued.job_id}'}")
+        return [job.name] if fresh else []
+
+    def _adopt_segments(self, living: list[QueuedJob]) -> list[QueuedJob]:
+        """Leave one that works and one that waits; where none waits behind one that works, queue it."""
+        if not self.cluster.nodes_may_submit:
+            return living
+        working = [queued for queued in living if not queued.waits]
+        waiting = [queued for queued in living if queued.waits]
+        if working and not self._is_complete("pretrain"):
+            return [working[-1], self.queue.ensure_successor(working[-1].job_id, self.since)]
+        self.surplus += waiting[1:]
+        return [*working[-1:], *waiting[:1]]
+
+    def _tokenize_is_new(self, job: Job) -> bool:
+        return any(edge.startswith("afterok:") and edge.partition(":")[2] in self.ids for edge in job.after)
+
+    def _submit(self, job: Job, alive: list[QueuedJob]) -> JobRecord:
+        flags: Flags = {}
+        tasks = self._tasks(job)
+        if job.tasks > 1:
+            flags["array"] = array_range(tasks, self.config.tokenize.max_running_tasks)
+        record = self.queue.submit(
+            job.stage, self._dependency(job, self.last_segment), phase=job.phase, flags=flags, segment=job.segment,
+            tasks=tasks, since=(chain_since(alive) if job.segment else None) or self.since, role=self.role,
+        )  # fmt: skip
+        self.ids[job.name] = str(record.job_id)
+        self.queued[f"{record.kind} {record.job_id}"] = str(record.job_id)
+        if job.stage == "pretrain":
+            self.last_segment = str(record.job_id)
+        return record
 
     def test(self, told: Callable[[str], None]) -> None:
         """Ask Slurm, Job by Job, whether it would take it, and when it would start; nothing is queued."""
         for job in self.plan.jobs:
             # The Run may not be there yet, and sbatch reads the script.
-            script, arguments = str(PROJECT / "sbatch" / f"{job.stage}.sbatch"), self._script(job)[1]
-            told(f"{job.name}: {self.slurm.test_only(self._flags(job, ''), script, arguments)}")
+            script = str(PROJECT / "sbatch" / f"{job.stage}.sbatch")
+            words = option_words(self.queue.flags(job.stage, job.phase))
+            told(f"{job.name}: {self.slurm.test_only(words, script, job.arguments)}")
 
     def _tasks(self, job: Job) -> int:
         """Return how many tasks the array gets: fewer where Slurm takes no larger one, and each does more pieces."""
+        if job.tasks == 1:
+            return 1
         try:
             most = int(self.slurm.config().get("MaxArraySize", ""))
         except (SlurmError, ValueError):
             return job.tasks  # sbatch will say it
         return max(1, min(job.tasks, most))  # numbers are below MaxArraySize
 
-    def _is_past(self, job: Job, live: dict[str, SlurmJob]) -> bool:
-        """Tell whether a later phase of the Job's Stage is queued already, so that this one has ended well."""
-        following = self.plan.jobs[self.plan.jobs.index(job) + 1 :] if job.phase else []
-        return any(later.stage == job.stage and later.name in live for later in following)
-
-    def _live(self) -> dict[str, SlurmJob]:
-        """Return the Jobs of this Run that are queued or running, by name, in one or two calls of Slurm.
-
-        By jobs.json, and by their comment: a submit that was killed may not have written down its last one.
-        """
-        if self.is_new:
-            return {}
-        known = {str(record["job_id"]): str(record["name"]) for record in self.records if record.get("name")}
-        tokens = {self._token(job.name): job.name for job in self.plan.jobs}
-        for token, job_id in self.slurm.find(list(tokens)).items():
-            if job_id not in known:
-                known[job_id] = tokens[token]
-                job = next(job for job in self.plan.jobs if job.name == tokens[token])
-                self._record(job, job_id, None)
-        if not known:
-            return {}
-        jobs = self.slurm.jobs(list(known))
-        return {known[job_id]: job for job_id, job in jobs.items() if job.state in LIVE}
-
-    def _jobs(self, live: dict[str, SlurmJob]) -> list[Job]:
-        """Return the Plan's Jobs; while Segments or phases of an earlier Plan are queued, those stand for new ones."""
-        jobs, planned = self.plan.jobs, {job.name for job in self.plan.jobs}
-        for stage in ("tokenize", "pretrain"):
-            stray = [
-                record for record in self.records
-                if record["stage"] == stage and record.get("name") in live and record["name"] not in planned
-            ]  # fmt: skip
-            if stray and stray[-1].get("phase") not in (None, "", TOKENIZE_PHASES[-1]):
-                words = f"{stray[-1]['name']} of an earlier plan (job {stray[-1]['job_id']}) is at work"
-                raise NotReadyError(f"{words}; wait for its end, or end it: {command('cancel', self.run.root)}")
-            if stray:
-                self.ids |= {job.name: str(stray[-1]["job_id"]) for job in jobs if job.stage == stage}
-                jobs = [job for job in jobs if job.stage != stage]
-        return jobs
-
-    def _adopt(self, job: Job, found: SlurmJob, dependency: str, told: Callable[[str], None]) -> None:
-        """Take a Job that is queued already; where what it waits for was submitted anew, let it wait for that."""
-        self.ids[job.name] = found.job_id
-        record = next(r for r in reversed(self.records) if str(r["job_id"]) == found.job_id)
-        if found.state == "pending" and dependency and record.get("dependency") not in (dependency, None):
-            self.slurm.update(found.job_id, Dependency=dependency)
-            record["dependency"] = dependency
-            self._write()
-        if found.lacks_nodes:  # those that it was kept off when it was submitted, or since, may be too many by now
-            self.slurm.update(found.job_id, ExcNodeList=",".join(self._excluded(job)))
-        told(f"[bold]{job.name}[/]  {found.state} already, job {found.job_id}")
-
-    def _dependency(self, job: Job) -> str:
-        """Return the edges to Jobs that are still to end, in sbatch's spelling."""
+    def _dependency(self, job: Job, segment: str = "") -> str:
+        """Return the edges to Jobs that are still to end, in sbatch's spelling; to `segment` in place of the Plan's."""
         edges = []
         for edge in job.after:
             kind, _, name = edge.partition(":")
-            if name in self.ids:
-                edges.append(f"{kind}:{self.ids[name]}")
+            parent = segment if self.role == "chain" and name.startswith("pretrain") and segment else self.ids.get(name)
+            if not name:
+                edges.append(kind)
+            elif parent:
+                edges.append(f"{kind}:{parent}")
         return ",".join(edges)
 
-    def _flags(self, job: Job, dependency: str) -> list[str]:
-        flags = split_off(self._own_flags(job))[0] + option(self._excluded(job))
-        if dependency:
-            # Or a Job whose condition can no longer come true would wait for ever.
-            flags += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
-        return flags
 
-    def _own_flags(self, job: Job) -> list[str]:
-        """Return the Plan's options of a Job, with as many tasks of an array as Slurm takes."""
-        flags = [word for word in job.command[2 : -1 - job.arguments] if not word.startswith("--dependency=")]
-        if job.name not in self.tasks:
-            return flags
-        array = array_flag(self.tasks[job.name], self.config.tokenize.max_running_tasks)
-        return [array if word.startswith("--array=") else word for word in flags]
+def place_of_job(job: Job) -> Place:
+    """Return what a Job of the Plan does."""
+    return Place(job.name, job.stage, job.segment, job.phase)
 
-    def _excluded(self, job: Job) -> list[str]:
-        """Return the nodes that a Job is kept off: the user's own, and those that failed, as far as others are left."""
-        flags = self._own_flags(job)
-        if job.stage not in self.exclusions:
-            bad = bad_nodes_of(self.run, self.cluster).read().values()
-            script = str(PROJECT / "sbatch" / f"{job.stage}.sbatch")
-            self.exclusions[job.stage] = choose_exclusion(self.slurm, flags, script, bad)
-        return split_off(flags)[1] + self.exclusions[job.stage].names
 
-    def _script(self, job: Job) -> tuple[str, list[str]]:
-        return job.command[-1 - job.arguments], job.command[-job.arguments :]
+def _refuse_unheard(alive: list[QueuedJob], run: Run) -> None:
+    """Wait for a submission whose answer was not heard: to submit again might make two of it."""
+    unheard = [queued for queued in alive if queued.record.job_id is None]
+    if unheard:
+        path = run.job_record(unheard[0].record.number)
+        raise NotReadyError(
+            f"{path}: sbatch was called for {unheard[0].record.kind} a moment ago and has not answered; "
+            f"give the same command again in a minute: {command('resume', run.root)}"
+        )
 
-    def _token(self, name: str) -> str:
-        """Name this very submission: a Job that is submitted anew must not be taken for its predecessor."""
-        times = sum(record.get("name") == name for record in self.records)
-        return f"pipeline:{self.id}:{name}.{times}"
 
-    def _record(self, job: Job, job_id: str, dependency: str | None) -> None:
-        self.ids[job.name] = job_id
-        self.records.append(
-            {
-                "name": job.name, "stage": job.stage, "segment": job.segment, "phase": job.phase,
-                "tasks": self.tasks.get(job.name, 1), "job_id": job_id,
-                "dependency": dependency, "submitted": time.time(), "state": "pending", "reason": "", "attempt": None,
-                "log": None, "started": None, "ended": None,
-            }
-        )  # fmt: skip
-        self._write()
+class HalfSubmitted(UserError):
+    """Slurm refused a Job of the chain, or did not answer, after others were queued."""
 
-    def _write(self) -> None:
-        """Write jobs.json. Not to the disk at once: after a power loss the queue is asked for our comments instead."""
-        write_json(self.run.jobs, {"scheduler": "slurm", "jobs": self.records}, durable=False)
+    def __init__(self, error: SlurmError, run: Run, queued: list[str]) -> None:
+        self.exit_code = error.exit_code
+        super().__init__(
+            f"{error}\nQueued already: {', '.join(queued)}. The same command again adds what is missing:\n"
+            f"  {command('resume', run.root)}\nTo take back what is queued:\n  {command('cancel', run.root)}"
+        )
 
 
 def queue_evaluations(submission: Submission) -> None:
@@ -208,10 +201,6 @@ def queue_evaluations(submission: Submission) -> None:
     Backfill(submission.run, config, cluster, submission.slurm).queue_beforehand(places)
 
 
-def _words(script: tuple[str, list[str]]) -> list[str]:
-    return [script[0], *script[1]]
-
-
 def submit_chain(
     run: Run, config: Config, cluster: Cluster, plan: Plan, console: Console, *, is_new: bool = False
 ) -> int:
@@ -223,17 +212,25 @@ def submit_chain(
     def told(text: str) -> None:
         try:
             console.print(text, highlight=False, soft_wrap=True)
-        except (BrokenPipeError, SystemExit):  # the latter is rich's: a reader that has seen enough (| head) ...
-            console.quiet = True  # ... is no reason to leave the chain half submitted
+        except (OSError, ValueError, SystemExit):  # a reader that has seen enough (| head; rich ends the process then),
+            console.quiet = True  # or a full disk, is no reason to leave the chain half submitted
 
-    submitted = submission.submit(told)
+    try:
+        submitted = submission.submit(told)
+    except SlurmError as error:
+        if not submission.queued:
+            raise
+        raise HalfSubmitted(error, run, list(submission.queued)) from error
     if submitted:
-        run.event("submit", jobs={name: submission.ids[name] for name in submitted})
-    for stage, exclusion in submission.exclusions.items():
+        try:
+            run.event("submit", jobs={name: submission.ids[name] for name in submitted})
+        except OSError as error:
+            raise StorageError(f"{run.events}: {error.strerror}; the Jobs are submitted") from error
+    for stage, exclusion in submission.queue.exclusions.items():
         if exclusion.allowed:
             run.event("bad nodes allowed", stage=stage, nodes=[node.name for node in exclusion.allowed])
-            console.print(f"{stage}: {exclusion.words()}", style="yellow", markup=False, soft_wrap=True)
+            told(f"[yellow]{escape(f'{stage}: {exclusion.words()}')}[/]")
     queue_evaluations(submission)
     for verb in ("status", "logs -f", "stop"):
-        console.print(f"  {command(*verb.split(), run.root)}", markup=False, highlight=False, soft_wrap=True)
+        told(f"  {escape(command(*verb.split(), run.root))}")
     return EXIT_DONE

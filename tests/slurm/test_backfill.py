@@ -14,6 +14,7 @@ from test_chain import PROJECT, Chain
 
 from pipeline.config.load import load_run_config
 from pipeline.files import read_json, write_text
+from pipeline.run.job_ledger import read_ledger
 from pipeline.slurm.window import unix_time
 
 STEPS = (0, 10, 20, 30, 40, 50, 60)
@@ -68,10 +69,9 @@ class Beside(Chain):
         words = [sys.executable, "-m", "pipeline.evaluation.backfill", str(self.run.root)]
         subprocess.run(words, env=self.environment, timeout=60, check=True)
 
-    def jobs(self) -> list[tuple[float, float]]:
+    def beside_jobs(self) -> list[tuple[float, float]]:
         """Return when the evaluate Jobs beside the chain that ran have started and ended."""
-        records = [read_json(path) for path in sorted(self.run.evaluations.glob("*.json"))]
-        times = [span(self.slurm, str(record["job_id"])) for record in records]
+        times = [span(self.slurm, str(r.job_id)) for r in read_ledger(self.run) if r.role == "beside"]
         return [(start, end or 0.0) for start, end in times if start is not None and start < time.time()]
 
     def scored(self) -> bool:
@@ -98,7 +98,7 @@ def test_checkpoints_are_scored_in_a_hole_and_the_large_job_is_not_late(
     slurm = beside.slurm
     beside.save(STEPS[0])
     beside.verb("submit", beside.run.root, "--only", "evaluate")  # from it start-up and speed are known
-    slurm.wait_for(beside.job("evaluate"), "COMPLETED", timeout=120)
+    slurm.wait_for(str(read_ledger(beside.run)[-1].job_id), "COMPLETED", timeout=120)
     beside.save(*STEPS[1:])
     blocker = slurm.submit("sleep 220", "--nodes=2", "--exclusive", "--time=4")
     slurm.wait_for(blocker, "RUNNING")
@@ -110,17 +110,17 @@ def test_checkpoints_are_scored_in_a_hole_and_the_large_job_is_not_late(
     # Where this machine is slow, not all fits into the hole: what is left follows after the large Job.
     done = lambda: beside.scored() or slurm.job(large)["JobState"] == "COMPLETED"  # noqa: E731
     beside.wait_for("Scores", done, planned - asked + 60)
-    beside.wait_for("evaluate Jobs to end", lambda: all(end for _, end in beside.jobs()), 60)
+    beside.wait_for("evaluate Jobs to end", lambda: all(end for _, end in beside.beside_jobs()), 60)
     slurm.run("scancel", blocker)
     slurm.wait_for(large, "COMPLETED", timeout=60)
     beside.wait_for("all Scores", beside.scored, 150)
     started = span(slurm, large)[0]
     assert started is not None
     assert started <= planned + 10  # the schedulers of this Slurm look every 2 s
-    before = [(start, end) for start, end in beside.jobs() if start < started]
+    before = [(start, end) for start, end in beside.beside_jobs() if start < started]
     assert before
     assert all(end <= started for _, end in before)
     held, hole = sum(end - start for start, end in before), min(planned, started) - asked
-    inside = beside.unit_seconds() / sum(end - start for start, end in beside.jobs())
+    inside = beside.unit_seconds() / sum(end - start for start, end in beside.beside_jobs())
     note(f"{inside:.0%} of the evaluate Jobs' time is inside Units (goal 70 %)")
     note(f"{held / hole:.0%} of {hole:.0f} s on the idle node is used, by {len(before)} Jobs (goal 50 %)")

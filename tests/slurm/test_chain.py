@@ -18,6 +18,7 @@ from private_slurm import PrivateSlurm
 
 from pipeline.files import read_json, read_lines
 from pipeline.run.folder import Run
+from pipeline.run.job_ledger import read_ledger
 
 PROJECT = Path(__file__).resolve().parents[2]
 STEPS = 60
@@ -92,9 +93,13 @@ class Chain:
         found: Record = json.loads(done.stdout)
         return found
 
-    def job(self, stage: str, segment: int = 0) -> str:
-        jobs = read_json(self.run.jobs)["jobs"]
-        return [str(job["job_id"]) for job in jobs if (job["stage"], job["segment"]) == (stage, segment)][-1]
+    def jobs(self, stage: str) -> list[str]:
+        """Return the ids of a Stage's Jobs in the chain, in the order of submission."""
+        return [str(r.job_id) for r in read_ledger(self.run) if (r.stage, r.role) == (stage, "chain") and r.job_id]
+
+    def job(self, stage: str, number: int = 1) -> str:
+        """Return the id of the first, second, … Job of a Stage."""
+        return self.jobs(stage)[number - 1]
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout: float = 120, pause: float = 0.2) -> None:
         deadline = time.monotonic() + timeout
@@ -197,7 +202,7 @@ def test_the_whole_chain_from_one_command(twin: Chain) -> None:
 
 
 def test_time_limit_in_the_middle_goes_on_in_the_next_segment(chain: Chain, twin: Chain) -> None:
-    chain.submit("pretrain.segments=2", "pretrain.time=2:00", slow=1.6)
+    chain.submit("pretrain.time=2:00", slow=1.6)
     chain.wait_for("the first Segment's end", lambda: chain.run.verdict(chain.job("pretrain", 1), 0).is_file(), 150)
     first = read_json(chain.run.verdict(chain.job("pretrain", 1), 0))
     assert first["verdict"] == "stopped"

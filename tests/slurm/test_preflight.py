@@ -10,7 +10,7 @@ from private_slurm import PrivateSlurm
 from test_chain import Chain, folder
 
 from pipeline.files import read_json, read_lines
-from pipeline.run.attempts import read_beginnings
+from pipeline.run.attempts import all_attempts
 from pipeline.run.folder import Run
 
 __all__ = ["folder"]  # a fixture
@@ -23,7 +23,7 @@ def chain(slurm: PrivateSlurm, folder: Path) -> Chain:
 
 def ended(chain: Chain, job_id: str) -> Run:
     def settled() -> bool:  # by the batch shell, after the ranks
-        return "before" in (read_json(chain.run.verdict(job_id, 0)) or {})
+        return chain.run.verdict(job_id, 0).is_file()
 
     chain.wait_for("preflight to end", settled, 120)
     return chain.run
@@ -78,6 +78,7 @@ def test_training_leaves_an_unfit_node_and_goes_on_elsewhere(slurm: PrivateSlurm
     job_id = chain.job("pretrain")
     unfit = read_json(chain.run.beginning(job_id, 0))["nodes"][1]
     assert read_json(chain.run.verdict(job_id, 0))["nodes"] == [unfit], chain.logs()
-    last = [beginning for beginning in read_beginnings(chain.run, "pretrain") if beginning.job_id == job_id][-1]
-    assert unfit not in last.nodes
+    last = all_attempts(chain.run, "pretrain")[-1]
+    assert last.begin is not None
+    assert unfit not in last.begin.nodes
     assert take_back(chain) == [unfit]

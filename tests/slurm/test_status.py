@@ -54,12 +54,12 @@ def test_no_more_bad_nodes_are_excluded_than_a_job_can_spare(slurm: PrivateSlurm
     script.write_text("#!/bin/sh\n")
     bad = [BadNode(name, "ECC errors", float(age), "x") for age, name in enumerate(("n1", "n2"))]
 
-    def excluded(*flags: str) -> list[str]:
-        return choose_exclusion(asked, ["--mem=100M", *flags], str(script), bad).names
+    def excluded(**flags: str) -> list[str]:
+        return choose_exclusion(asked, {"mem": "100M"} | flags, str(script), bad).names
 
-    assert [excluded(f"--nodes={nodes}") for nodes in (1, 2, 3)] == [["n1", "n2"], ["n2"], []]
-    assert excluded("--nodes=1", "--exclude=n3") == ["n2"]
-    assert excluded("--nodes=4") == ["n1", "n2"]  # no such Job could start in any case
+    assert [excluded(nodes=nodes) for nodes in ("1", "2", "3")] == [["n1", "n2"], ["n2"], []]
+    assert excluded(nodes="1", exclude="n3") == ["n2"]
+    assert excluded(nodes="4") == ["n1", "n2"]  # no such Job could start in any case
     job = slurm.submit("true", "--hold", "--nodes=2")
     asked.update(job, ExcNodeList="n2,n3")
     asked.run(["scontrol", "release", job])
@@ -67,7 +67,7 @@ def test_no_more_bad_nodes_are_excluded_than_a_job_can_spare(slurm: PrivateSlurm
     assert asked.excluded([job]) == {job: "n[2-3]"}
     asked.run(["scontrol", "update", "nodename=n3", "state=drain", "reason=test"])
     try:
-        assert excluded("--nodes=1") == ["n2"]
+        assert excluded(nodes="1") == ["n2"]
     finally:
         asked.run(["scontrol", "update", "nodename=n3", "state=resume"])
     asked.update(job, ExcNodeList="")

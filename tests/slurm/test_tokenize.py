@@ -12,6 +12,7 @@ from test_chain import PROJECT, Chain
 from pipeline.config.load import load_run_config
 from pipeline.files import read_json, sha256_file
 from pipeline.run.folder import Run
+from pipeline.run.job_ledger import read_ledger
 from pipeline.stages.tokenize import tokenize
 
 FILES, TASKS = 12, 5
@@ -56,9 +57,9 @@ def test_more_pieces_than_tasks_with_one_requeued_and_one_killed_are_the_same_da
     chain.submit("--only=tokenize", "tokenize.array_tasks=64", "tokenize.validation_fraction=0.4")
     with chain.run.launch("tokenize").open("a") as file:
         file.write(TROUBLE)
-    jobs = {job["phase"]: job for job in read_json(chain.run.jobs)["jobs"]}
-    encode = jobs["encode"]["job_id"]
-    assert jobs["encode"]["tasks"] == TASKS  # not 64: this Slurm takes no more
+    jobs = {job.phase: job for job in read_ledger(chain.run)}
+    encode = jobs["encode"].job_id
+    assert jobs["encode"].tasks == TASKS  # not 64: this Slurm takes no more
     chain.wait_for("task 2", lambda: chain.run.beginning(f"{encode}_2", 0).is_file(), 90)
     chain.slurm.run("scontrol", "requeue", f"{encode}_2")
     chain.wait_for("the index", chain.run.index.is_file, 150, 0.5)

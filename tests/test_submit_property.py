@@ -1,0 +1,291 @@
+"""`submit` at every moment of a chain: no Job that could start while another of its Stage lives, and none missing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pytest
+
+from pipeline.cluster.schema import Cluster
+from pipeline.config.schema import Config
+from pipeline.files import write_json
+from pipeline.plan.jobs import Plan, make_plan
+from pipeline.run import job_ledger
+from pipeline.run.attempts import BeginRecord
+from pipeline.run.folder import Run
+from pipeline.run.records import JobRecord
+from pipeline.slurm.errors import SlurmError
+from pipeline.slurm.jobs import SlurmJob
+from pipeline.slurm.states import ENDED
+from pipeline.submit.missing import not_submitted
+from pipeline.submit.queue import QueuedJob
+from pipeline.submit.to_slurm import Submission
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+ID = "0123456789ab"
+STATIC = 3  # Segments that are queued beforehand where nodes may not submit
+
+
+class MemorySlurm:
+    """The queue in memory, with Slurm's rules for edges; nothing runs by itself."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, SlurmJob] = {}
+        self.next = 101
+        self.fails_after: int | None = None  # submissions that are still answered
+
+    def add(self, name: str, token: str, state: str, dependency: str = "") -> str:
+        job_id, self.next = str(self.next), self.next + 1
+        self.jobs[job_id] = SlurmJob(
+            job_id, state, "squeue", "Priority" if state == "pending" else "None", comment=token, user=ME, name=name,
+            dependency=dependency,
+        )  # fmt: skip
+        return job_id
+
+    def of_run(self, run_id: str, prefix: str, mark: str, users: object) -> list[SlurmJob]:
+        return [job for job in self.jobs.values() if job.comment.startswith(prefix)]
+
+    def submit(self, flags: Sequence[str], script: str, args: Sequence[str], token: str) -> str:
+        if self.fails_after == 0:
+            raise SlurmError(["sbatch"], "Socket timed out on send/recv operation")
+        self.fails_after = None if self.fails_after is None else self.fails_after - 1
+        options = dict(word.removeprefix("--").partition("=")[::2] for word in flags)
+        edges = options.get("dependency", "")
+        for parent in parents(edges):
+            assert parent in self.jobs, f"{edges}: Slurm has forgotten it, and refuses"
+        return self.add(options["job-name"], token, "pending", edges)
+
+    def update(self, job_id: str, Dependency: str = "", **others: str) -> None:
+        job = self.jobs[job_id]
+        assert job.state == "pending"
+        assert job_id not in parents(Dependency), "a Job that waits for itself"
+        self.jobs[job_id] = SlurmJob(**(vars(job) | {"dependency": Dependency}))
+        assert not self.waits_for(job_id, job_id), "a circle"
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        for job_id in ids:
+            self.jobs[job_id] = SlurmJob(**(vars(self.jobs[job_id]) | {"state": "cancelled"}))
+
+    def waits_for(self, job_id: str, other: str) -> bool:
+        """Tell whether a Job cannot start while the other lives: by an edge of its own, or by singleton.
+
+        Not by way of a third: when that one is cancelled, an edge to it no longer holds anything.
+        """
+        job, edges = self.jobs[job_id], self.jobs[job_id].dependency.split(",")
+        same = self.jobs[other].name == job.name and int(other) < int(job_id)
+        return other in parents(job.dependency) or ("singleton" in edges and same)
+
+    def living(self, kind: str = "") -> list[str]:
+        alive = (job for job in self.jobs.values() if job.state not in ENDED)
+        return [job.job_id for job in alive if f":{kind}" in job.comment]
+
+    def config(self) -> dict[str, str]:
+        return {}
+
+
+def parents(dependency: str) -> list[str]:
+    return [edge.split(":")[1] for edge in dependency.split(",") if ":" in edge]
+
+
+class Moment(NamedTuple):
+    """A chain that was stopped in the middle, as it may be found."""
+
+    tokenize: str  # the state of each Job: squeue's word, purged (squeue has forgotten it), or absent: never submitted
+    tokenized: bool
+    segments: tuple[str, ...]
+    trained: bool
+    evaluate: str
+    inference: str
+    unheard: bool = False  # sbatch's answer to the last submission was lost, and its caller died
+
+    def __str__(self) -> str:
+        parts = [self.tokenize, "+".join(self.segments) or "none", self.evaluate, self.inference]
+        return "-".join([*parts, *(name for name in ("tokenized", "trained", "unheard") if getattr(self, name))])
+
+
+ENDS = ("completed", "failed", "cancelled", "purged")
+RUNNING = ("running", "completing")
+
+
+def chains() -> Iterator[tuple[str, ...]]:
+    """Yield the Segments of a chain at every moment: those that ended, one that works, its successor."""
+    yield ()
+    for past in range(3):
+        for ended in itertools.product(("completed", "failed", "preempted", "purged"), repeat=past):
+            if past == 2 and ended[0] != "completed":
+                continue  # how the first of two ended says nothing more
+            if past:
+                yield ended
+            for last in ("pending", "cancelled", "timeout", "requeued"):
+                yield (*ended, last)
+            for now in RUNNING:
+                for behind in ((), ("pending",), ("cancelled",), ("pending", "pending"), ("cancelled", "pending")):
+                    yield (*ended, now, *behind)
+
+
+def moments() -> Iterator[Moment]:
+    for segments in chains():
+        begun = any(state not in ("pending", "cancelled") for state in segments)
+        worked = any(state in RUNNING for state in segments)
+        tokens = (("completed", True), ("purged", True)) if begun else (
+            ("absent", False), ("absent", True), ("pending", False), ("running", False), ("failed", False),
+            ("cancelled", False), ("completed", True), ("purged", False),
+        )  # fmt: skip
+        for (tokenize, tokenized), trained in itertools.product(tokens, (False, True) if begun else (False,)):
+            for evaluate, inference in (
+                ("absent", "absent"), ("pending", "absent"), ("pending", "pending"), ("cancelled", "pending"),
+                ("pending", "cancelled"), ("purged", "pending"), ("running", "pending"), ("failed", "completed"),
+            ):  # fmt: skip
+                moment = Moment(tokenize, tokenized, segments, trained, evaluate, inference)
+                yield moment
+                if not worked and "pending" in (tokenize, *segments, evaluate, inference):
+                    yield moment._replace(unheard=True)
+
+
+class Chain:
+    """The Run of one moment, and what `submit` makes of it."""
+
+    def __init__(self, run: Run, *, may_submit: bool, kill: bool = True) -> None:
+        self.run, self.slurm = run, MemorySlurm()
+        pretrain = {} if may_submit else {"segments": STATIC}
+        self.config = Config.model_validate({"name": run.name, "pretrain": pretrain})
+        self.cluster = Cluster(scheduler="slurm", nodes_may_submit=may_submit, kill_on_invalid_dep=kill)
+        self.plan: Plan = make_plan(self.config, self.cluster, run)
+        self.complete: set[str] = set()
+        for folder in (run.job_records, run.attempts):
+            shutil.rmtree(folder, ignore_errors=True)
+        run.attempts.mkdir(parents=True)
+        write_json(run.record, {"id": ID}, durable=False)
+        write_json(run.plan, self.plan.to_json(), durable=False)
+
+    def at(self, moment: Moment) -> None:
+        """Bring the queue, the ledger and the outputs to a moment."""
+        flags = {"tokenize": moment.tokenized, "pretrain": moment.trained}
+        self.complete |= {stage for stage, done in flags.items() if done}
+        token = self.add("tokenize", moment.tokenize)
+        last, edge = "", f"afterok:{token},singleton" if token else "singleton"
+        for number, state in enumerate(moment.segments, 1):
+            last = self.add("pretrain", state, edge, 0 if self.cluster.nodes_may_submit else number)
+            edge = f"afterany:{last},singleton"
+        for stage, state in (("evaluate", moment.evaluate), ("inference", moment.inference)):
+            self.add(stage, state, f"afterany:{last}" if last else "")
+        if moment.unheard:
+            record = next(r for r in reversed(job_ledger.read_ledger(self.run)) if self.state(r) == "pending")
+            job_ledger.keep(self.run, record.but(job_id=None))
+
+    def state(self, record: JobRecord) -> str:
+        job = self.slurm.jobs.get(str(record.job_id))
+        return job.state if job else "purged"
+
+    def add(self, stage: str, state: str, dependency: str = "", segment: int = 0) -> str:
+        if state == "absent":
+            return ""
+        name = f"{self.run.name}-{stage}-{ID}"
+        record = job_ledger.reserve(self.run, stage=stage, name=name, dependency=dependency, segment=segment, since=1.0)
+        job_id = self.slurm.add(name, record.token, state, dependency)
+        job_ledger.keep(self.run, record.but(job_id=job_id))
+        if stage == "pretrain" and state not in ("pending", "cancelled"):
+            begin = BeginRecord(job_id=job_id, stage="pretrain", step_at_start=-1, time=2.0)
+            self.run.attempt(job_id, 0).mkdir()
+            begin.write(self.run.beginning(job_id, 0), durable=False)
+        if state == "purged":
+            del self.slurm.jobs[job_id]
+        return job_id
+
+    def submit(self) -> list[str]:
+        """Submit; return the ids of the Jobs that were added."""
+        before = set(self.slurm.jobs)
+        submission = Submission(self.run, self.config, self.cluster, self.plan, self.slurm)  # type: ignore[arg-type]
+        submission.submit(lambda text: None)
+        return [job_id for job_id in self.slurm.jobs if job_id not in before]
+
+    def alive(self) -> list[QueuedJob]:
+        queue = Submission(self.run, self.config, self.cluster, self.plan, self.slurm).queue  # type: ignore[arg-type]
+        return queue.alive()
+
+    def missing(self) -> list[str]:
+        return not_submitted(self.run, self.config, self.cluster, self.alive())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("property") / "micro")
+    run.root.mkdir()
+    return run
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is complete is what the moment says; nothing need survive a power loss."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def completed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    stages: set[str] = set()
+    for module in ("to_slurm", "missing"):
+        monkeypatch.setattr(f"pipeline.submit.{module}.is_complete", lambda run, config, stage: stage in stages)
+    return stages
+
+
+def check(chain: Chain, moment: Moment, added: list[str]) -> None:
+    slurm = chain.slurm
+    for job_id in added:
+        stage = slurm.jobs[job_id].comment.split(":")[2].split(".")[0]
+        for other in slurm.living(stage):
+            if other != job_id:
+                assert slurm.waits_for(job_id, other) or slurm.waits_for(other, job_id), f"{stage} could run twice"
+        assert stage not in chain.complete, f"{stage} is complete"
+    assert "tokenize" in chain.complete or len(slurm.living("tokenize")) == 1
+    check_segments(chain, moment)
+    for stage in ("evaluate", "inference"):
+        assert len(slurm.living(stage)) == 1
+
+
+def check_segments(chain: Chain, moment: Moment) -> None:
+    slurm, segments = chain.slurm, chain.slurm.living("pretrain")
+    if "pretrain" in chain.complete:
+        return
+    waiting = [job_id for job_id in segments if slurm.jobs[job_id].state in ("pending", "requeued")]
+    if chain.cluster.nodes_may_submit:
+        working = [job_id for job_id in segments if job_id not in waiting]
+        assert len(waiting) == 1
+        assert all(slurm.waits_for(waiting[0], job_id) for job_id in working)
+    else:
+        begun = sum(state not in ("pending", "cancelled") for state in moment.segments)
+        alive = any(state in (*RUNNING, "pending", "requeued") for state in moment.segments)
+        assert len(waiting) >= STATIC - (begun if alive else 0) - ("requeued" not in moment.segments) * 0
+    last = max(segments, key=int)
+    for stage in ("evaluate", "inference"):
+        for job_id in slurm.living(stage):
+            if slurm.jobs[job_id].state == "pending":
+                assert slurm.jobs[job_id].dependency == f"afterany:{last}"
+    if "tokenize" not in chain.complete and moment.tokenize in ("absent", "failed", "cancelled"):
+        first = min(waiting, key=int)
+        assert f"afterok:{slurm.living('tokenize')[0]}" in slurm.jobs[first].dependency
+
+
+@pytest.mark.parametrize("may_submit", [True, False], ids=["rolling", "static"])
+@pytest.mark.parametrize("kill", [True, False], ids=["kill", "no-kill"])
+def test_submit_at_every_moment_of_a_chain(run: Run, completed: set[str], may_submit: bool, kill: bool) -> None:
+    tried = 0
+    for moment in moments():
+        chain = Chain(run, may_submit=may_submit, kill=kill)
+        chain.at(moment)
+        completed.clear()
+        completed.update(chain.complete)
+        try:
+            check(chain, moment, chain.submit())
+            assert chain.missing() == []
+            queue = dict(chain.slurm.jobs)
+            assert chain.submit() == [], "a second call submits nothing"
+            assert chain.slurm.jobs == queue, "a second call changes nothing"
+        except AssertionError as error:
+            raise AssertionError(f"{moment}: {error}\n" + "\n".join(map(str, chain.slurm.jobs.values()))) from error
+        tried += 1
+    assert tried > 1000
