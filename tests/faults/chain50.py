@@ -203,7 +203,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--segments", type=int, default=50)
     parser.add_argument("--faults", type=int, default=10)
-    parser.add_argument("--fault", action="append", choices=list(FAULTS), help="these, in place of random ones")
+    parser.add_argument(
+        "--fault", action="append", choices=list(FAULTS), metavar="NAME", help="in place of random ones"
+    )
     parser.add_argument("--seed", type=int, default=None, help="printed; a random one by default")
     parser.add_argument("--away", type=float, default=0, help="seconds that the controller is away in the middle")
     options = parser.parse_args()
