@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import fake_slurm
+from micro import environment
 
+from pipeline.files import read_json, write_json, write_text
+from pipeline.host import jobscript
 from pipeline.run.folder import Run
+from pipeline.run.verdict import write_said
 
 Pipeline = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -19,6 +28,7 @@ gpu_type: h100
 sbatch: {partition: gpu, account: lm}
 stages: {tokenize: {sbatch: {partition: cpu}}}
 """
+NO_SUBMIT = CLUSTER + "nodes_may_submit: false\n"  # Segments are then queued beforehand
 
 
 class Site:
@@ -39,15 +49,107 @@ class Site:
     def verb(self, *words: object) -> subprocess.CompletedProcess[str]:
         return self.pipeline(*words, **self.changes)
 
+    def tokenized(self) -> None:
+        """Let tokenize have ended well, with tokens of no use."""
+        self.set("tokenize", "COMPLETED")
+        write_text(self.run.tokenizer, "no real model")
+        write_json(self.run.index, {"tokenizer": {"vocab_size": 400}})
+
     @property
     def queue(self) -> dict[str, dict]:
         return fake_slurm.read(self.folder)
 
+    @property
+    def id(self) -> str:
+        return str((read_json(self.run.record) or {}).get("id"))
+
+    def kind(self, job: dict) -> str:
+        """Return what a Job's name says beside the Run's name and id."""
+        return str(job["name"]).removeprefix("micro-").removesuffix(f"-{self.id}")
+
     def by_name(self) -> dict[str, dict]:
-        return {job["name"].removeprefix("micro-"): job | {"id": job_id} for job_id, job in self.queue.items()}
+        """Return the last Job of each kind."""
+        return {self.kind(job): job | {"id": job_id} for job_id, job in self.queue.items()}
+
+    def ids(self, kind: str) -> list[str]:
+        """List the Jobs of one kind in the order of submission."""
+        return [job_id for job_id, job in self.queue.items() if self.kind(job) == kind]
+
+    def states(self, kind: str) -> list[str]:
+        return [self.queue[job_id]["state"] for job_id in self.ids(kind)]
 
     def set(self, name: str, state: str, **changes: object) -> None:
         self.set_id(self.by_name()[name]["id"], state, **changes)
 
     def set_id(self, job_id: str, state: str, **changes: object) -> None:
         fake_slurm.set_state(self.folder, job_id, state, **changes)
+
+    def calls(self, *commands: str) -> list[str]:
+        """List the calls of Slurm's commands so far, or of these."""
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if not commands or line.split()[0] in commands]
+
+    def says(self, command: str, answer: str | None) -> None:
+        """Let a command of Slurm's give this answer; None: its own again."""
+        path = self.folder / f"{command}.answer"
+        path.unlink(missing_ok=True) if answer is None else path.write_text(answer)
+
+    def refuses(self, text: str | None) -> None:
+        """Let sbatch take no Job, and say this; None: it takes them again."""
+        path = self.folder / "refuse"
+        path.unlink(missing_ok=True) if text is None else path.write_text(text)
+
+
+class Script:
+    """The questions of sbatch/lib.sh, asked for one attempt; in this process, so that a test may change what it waits for."""
+
+    def __init__(
+        self, site: Site, kind: str = "pretrain", number: int = 0, *, at: int = -1, job_id: str = "", task: str = ""
+    ) -> None:
+        self.site, self.run, self.number = site, site.run, number
+        self.stage = kind if kind in ("pretrain", "evaluate", "inference", "preflight") else "tokenize"
+        self.whole = job_id or site.ids(kind)[at]
+        self.job_id = f"{self.whole}_{task.partition('/')[0]}" if task else self.whole
+        self.part = {"PIPELINE_PHASE": kind, "PIPELINE_TASK": task} if task else {}
+
+    def ask(self, verb: str, *words: object, nodes: str = "n1") -> subprocess.CompletedProcess[str]:
+        changes = {"SLURM_JOB_NODELIST": nodes, "SLURM_JOB_ID": self.job_id} | self.part
+        stage = [] if verb == "tend" else [self.stage]
+        argv = [verb, str(self.run.root), *stage, self.job_id, str(self.number), *map(str, words)]
+        out, err, on_term = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
+        with patch.dict(os.environ, environment() | self.site.changes | changes, clear=True):
+            try:
+                with redirect_stdout(out), redirect_stderr(err):
+                    code = jobscript.main(argv)
+            finally:
+                signal.signal(signal.SIGTERM, on_term)
+        return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+
+    def begin(self, nodes: str = "n1", **changes: object) -> subprocess.CompletedProcess[str]:
+        if self.job_id in self.site.queue:
+            self.site.set_id(self.job_id, "RUNNING", nodes=nodes, restarts=self.number, **changes)
+        return self.ask("begin", nodes=nodes)
+
+    def end(self, status: int = 0, nodes: str = "n1") -> subprocess.CompletedProcess[str]:
+        return self.ask("end", status, "slurm", nodes=nodes)
+
+    def says(self, verdict: str, reason: str = "", nodes: tuple[str, ...] = ()) -> None:
+        """Leave what a rank would say."""
+        write_said(self.run, self.job_id, self.number, self.stage, verdict, reason, None, nodes=nodes)
+
+    def warned(self, by: str = "USR2") -> Path:
+        path = self.run.warned(self.job_id, self.number)
+        path.write_text(f"{by}\n")
+        return path
+
+    def checkpoint(self, step: int) -> None:
+        write_json(self.run.checkpoint(step) / "manifest.json", {"step": step})
+
+    @property
+    def verdict(self) -> dict:
+        return read_json(self.run.verdict(self.job_id, self.number)) or {}
+
+    @property
+    def state(self) -> str:
+        return str(self.site.queue[self.job_id]["state"])
