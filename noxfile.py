@@ -121,7 +121,7 @@ SHELL_SCRIPTS = [str(path.relative_to(ROOT)) for path in SHELL_FILES]
 
 @nox.session(python=False)
 def faults(session: nox.Session) -> None:
-    """Run the long scenarios and print one table: [--only saves|ranks|chain|soak] [--kills N] [--minutes M] ..."""
+    """Run the long scenarios and print one table: [--only saves|ranks|chain|chain50|soak] [--kills N] ..."""
     install(session)
     run(session, "tests/faults/all.py", *session.posargs)
 

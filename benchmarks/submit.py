@@ -25,7 +25,7 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "tests" / "slurm")]
 from private_slurm import PrivateSlurm
 from slurm_packages import reason
 
-from pipeline.submit.chain import request
+from pipeline.submit.ask import request
 from pipeline.submit.run_folder import prepare
 from pipeline.submit.to_slurm import Submission
 

@@ -1,3 +1,3 @@
 """Pre-train a language model on a Slurm cluster, or on this machine."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -138,7 +138,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for line in text.split("\n"):  # not splitlines(): U+2028 and its like stand in texts of a model as they are
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             records.append(record)

@@ -97,7 +97,7 @@ enter_allocation() {
     while is_taken "$MASTER_PORT"; do MASTER_PORT=$((20000 + (MASTER_PORT + 1) % 10000)); done
     # What a job around this one may have asked for, or a person's shell of Pyxis, must not reach the steps.
     SLURM_EXPORT_ENV=ALL
-    unset "${!PYXIS_CONTAINER_@}"
+    unset "${!PYXIS_CONTAINER_@}" SLURM_JWT # 22.05 hands a person's token on to the Job; it would end before the Job does
     export MASTER_ADDR MASTER_PORT PIPELINE_NODES PIPELINE_BATCH_NODE SLURM_EXPORT_ENV
 }
 

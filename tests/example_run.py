@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import socket
@@ -17,6 +18,9 @@ TOKENS_PER_STEP = 16 * 512
 SPEED = 42_000.0  # tokens/s
 STEP_SECONDS = TOKENS_PER_STEP / SPEED
 HOSTILE = "</script><script>alert('x')</script> & <b>\x1b[31m"
+
+TOKENIZER = "no real model"
+FINGERPRINT = hashlib.sha256(TOKENIZER.encode()).hexdigest()
 
 CONFIG = f"""name: example
 seed: 1
@@ -81,12 +85,12 @@ def metric(step: int, **changes: Any) -> dict[str, Any]:
 
 def write_data(run: Run) -> None:
     """Write data/index.json and a tokenizer of no use."""
-    write_text(run.tokenizer, "no real model")
+    write_text(run.tokenizer, TOKENIZER)
     common = {"duplicates": 3, "bytes_per_token": 3.15, "longest_document": 102_400, "shards": []}
     train = {"documents": 771, "bytes": 11_402_113, "tokens": 3_621_006, **common}
     validation = {"documents": 43, "bytes": 752_224, "tokens": 239_804, **common}
     splits = {"train": train, "validation": validation}
-    tokenizer = {"fingerprint": "c0ffee" * 8, "vocab_size": 4096, "eos_id": 1, "exact": True}
+    tokenizer = {"fingerprint": FINGERPRINT, "vocab_size": 4096, "eos_id": 1, "exact": True}
     train |= {"vocabulary_used": 3999, "document_lengths": [[1024, 300], [2048, 471]]}
     train |= {"token_frequencies": [[1, 90_000], [2, 50_000], [60, 2000], [3999, 1]]}
     read = {"files": 817, "records": 817, "empty": 3, "malformed": 0}
@@ -101,7 +105,11 @@ def write_scores(run: Run) -> None:
     for step, score in ((0, 4.02), (MAX_STEPS, 1.393)):
         record = {"benchmark": "bits_per_byte", "score": score, "unit": "bits/byte", "step": step, "seconds": 8.4}
         record |= {"nll": score * 752_224 * math.log(2), "tokens": 239_804, "bytes": 752_224}
-        record |= {"perplexity_per_token": 2 ** (score * 752_224 / 239_804), "checkpoint": "x", "tokenizer": "c0ffee"}
+        record |= {
+            "perplexity_per_token": 2 ** (score * 752_224 / 239_804),
+            "checkpoint": "x",
+            "tokenizer": FINGERPRINT,
+        }
         write_json(run.scores(step) / "bits_per_byte.json", record)
     compressors = {"gzip -9": 1.951, "bzip2 -9": 1.572, "xz -9": 1.541}
     write_json(run.compressors, {"bytes": 752_224, "bits_per_byte": compressors})

@@ -20,7 +20,7 @@ from pathlib import Path
 TOO_FEW = "Batch job submission failed: Requested node configuration is not available"
 USER = pwd.getpwuid(os.getuid()).pw_name
 COLUMNS = "whole id state exit_code restarts left limit start nodes dependency user reason name comment".split()
-COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sprio", "sshare")
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun", "sacct", "sacctmgr", "sprio", "sshare")
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -142,6 +142,8 @@ def scontrol(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     elif words[0] == "update":
         fields = dict(word.split("=", 1) for word in words[1:])
         jobs[fields["JobId"]] |= {"dependency": fields.get("Dependency", jobs[fields["JobId"]]["dependency"])}
+        if "StartTime" in fields:
+            jobs[fields["JobId"]]["begins"] = fields["StartTime"]
         if "ExcNodeList" in fields:
             jobs[fields["JobId"]] |= {"excluded": fields["ExcNodeList"], "reason": "Priority"}
         write(folder, jobs)

@@ -15,7 +15,7 @@ from conftest import environment
 
 from pipeline.files import read_json
 from pipeline.run.folder import Run
-from pipeline.submit.chain import request
+from pipeline.submit.ask import request
 from pipeline.submit.run_folder import prepare
 
 

@@ -60,3 +60,13 @@ def test_bad_nodes_expire_and_the_newest_reason_counts(tmp_path: Path) -> None:
     nodes.add(["n2"], "no GPU", 24.0, "/runs/b")
     assert {name: node.reason for name, node in nodes.read().items()} == {"n1": "ECC", "n2": "no GPU"}
     assert list(nodes.read(now=time.time() + 2 * 3600)) == ["n2"]
+
+
+def test_blame_is_taken_back_from_the_run_that_gave_it_only(tmp_path: Path) -> None:
+    nodes = BadNodes(tmp_path / "bad_nodes.jsonl")
+    nodes.add(["n1", "n2"], "no GPU", 24.0, "/runs/a")
+    nodes.add(["n2"], "ECC", 24.0, "/runs/b")
+    nodes.withdraw(["n1", "n2"], "/runs/a")
+    assert {name: node.reason for name, node in nodes.read().items()} == {"n2": "ECC"}
+    nodes.add(["n1"], "disk", 24.0, "/runs/a")
+    assert {name: node.reason for name, node in nodes.read().items()} == {"n2": "ECC", "n1": "disk"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -183,6 +184,15 @@ def test_a_job_with_nothing_to_do_ends_at_once(place: Place) -> None:
     write_json(place.run.score(900, "bits_per_byte"), {"score": 1.0})
     assert place.begin() == NOTHING_TO_DO
     assert not place.run.beginning("101", 0).exists()
+
+
+def test_a_job_that_finds_no_checkpoint_at_all_does_not_say_that_all_is_scored(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.asked()
+    shutil.rmtree(place.run.checkpoints)
+    assert place.begin() == 3
+    assert "no checkpoint to score" in capsys.readouterr().err
 
 
 def test_several_attempts_may_run_at_once(place: Place) -> None:

@@ -87,5 +87,18 @@ def test_a_slurm_that_does_not_answer_is_none(pipeline: Pipeline, micro: Path, t
 
 
 def test_version_and_help(pipeline: Pipeline) -> None:
-    assert pipeline("--version").stdout.strip() == "0.1.0"
+    assert pipeline("--version").stdout.strip() == "0.2.0"
     assert "submit" in pipeline("--help").stdout
+
+
+@pytest.mark.parametrize(("words", "passed"), [(["0"], "0"), (["12"], "12"), ([], "")])
+def test_step_0_is_a_step_elsewhere_too(words: list[str], passed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.cli import verbs
+
+    told: list[tuple[str, ...]] = []
+    monkeypatch.setattr(verbs, "pass_on", lambda run, *words: told.append(words) or 0)
+    monkeypatch.setattr(sys, "argv", ["pipeline", "export", "somewhere", *words])
+    with pytest.raises(SystemExit) as end:
+        verbs.main()
+    assert end.value.code == 0
+    assert told == [("export", passed, "--precision=fp32")]

@@ -21,6 +21,7 @@ from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.hints import section_in
 from pipeline.config.pretrain import PretrainConfig
 from pipeline.errors import UserError
+from pipeline.slurm.commands import Slurm
 
 Load = Callable[[str], Cluster]
 Refuse = Callable[[str], list[str]]
@@ -206,6 +207,10 @@ MISTAKES = {
         "login: {prefix: ssh, root: /x}\npython: ~/env/bin/python\nhost_python: /x",
         "'~/env/bin/python': with login, ~ and variables would be those of this machine",
     ),
+    "two clusters": ("cluster: a,b", "is not the name of one cluster"),
+    "all clusters": ("cluster: all", "is no single cluster"),
+    "a cluster and no Slurm": ("scheduler: local\ncluster: two", "scheduler: local runs without Slurm"),
+    "a mark": ("job_mark: wckey", "'wckey' is not one of comment, name"),
     "login without words": ("login: {prefix: [], root: /x}", "is an empty list"),
 }
 OWNED = (
@@ -252,6 +257,13 @@ def test_what_is_no_cluster_file_is_said(tmp_path: Path, text: str, message: str
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         load_cluster(path, "/env/bin/python")
+
+
+def test_which_slurm_is_asked_and_how_its_jobs_are_marked(load: Load) -> None:
+    plain = load("scheduler: slurm")
+    assert (plain.slurm(), plain.kill_on_invalid_dep) == (Slurm(), True)
+    other = load("cluster: two\njob_mark: name\nkill_on_invalid_dep: false")
+    assert (other.slurm(), other.kill_on_invalid_dep) == (Slurm(cluster="two", mark="name"), False)
 
 
 # --cluster

@@ -322,6 +322,11 @@ SECTIONED: dict[str, tuple[str, str]] = {
         "model.num_key_value_heads: num_attention_heads 6 is not a multiple of num_key_value_heads 4; "
         "set num_key_value_heads to one of 1, 2, 3, 6",
     ),
+    "a shortest time above the longest": (
+        "pretrain: {time: 1:00:00, time_min: 90}",
+        "pretrain.time_min: time_min 0-01:30:00 is more than pretrain.time 0-01:00:00; lower it",
+    ),
+    "a shortest time that is none": ("pretrain: {time_min: soon}", "pretrain.time_min: 'soon' is not a time limit"),
     "warm-up": (
         "pretrain: {warmup_steps: 11, max_steps: 10}",
         "pretrain.warmup_steps: warmup_steps 11 is more than max_steps 10; set warmup_steps to 10 or less",
@@ -632,7 +637,7 @@ CONFIGS = sections(
     preflight=sections(PreflightConfig, time=TIMES),
     tokenize=sections(TokenizeConfig, time=TIMES),
     model=sections(ModelConfig),
-    pretrain=sections(PretrainConfig, time=TIMES),
+    pretrain=sections(PretrainConfig, time=TIMES, time_min=TIMES | st.none()),
     evaluate=sections(
         EvaluateConfig,
         time=TIMES,

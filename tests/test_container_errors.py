@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.image.container_errors import container_failure
+from pipeline.run.decision import Attempt, after_attempt
 
 END = """\
 slurmstepd-{node}: error: pyxis: container was not started successfully by another task
@@ -46,6 +47,22 @@ CASES = {
         ["n2: the node does not see a file that it needs: No such file or directory: /shared/x.sqsh; look whether"],
     ),
     "mount": ("--container-mounts: source path does not exist: /data", "environment", ["does not exist: /data"]),
+    "busy registry": (
+        "[ERROR] URL https://reg.example.org/v2/a/blobs/b returned error code: 429 Too Many Requests", "environment",
+        ["the registry reg.example.org is busy", "returned error code: 429 Too Many Requests; the next attempt waits"],
+    ),
+    "broken registry": (
+        "[ERROR] URL https://reg.example.org/v2/ returned error code: 503 Service Unavailable", "environment",
+        ["is busy or out of order for now: URL https://reg.example.org/v2/ returned error code: 503"],
+    ),
+    "busy registry, by curl": (
+        "curl: (22) The requested URL returned error: 502", "environment", ["is busy or out of order for now: curl: (22)"],
+    ),
+    "limit of pulls": (
+        "toomanyrequests: You have reached your unauthenticated pull rate limit.", "environment",
+        ["is busy or out of order for now: toomanyrequests: You have reached"],
+    ),
+    "no fuse": ("fuse: device not found, try 'modprobe fuse' first", "environment", ["cannot mount the image", "/dev/fuse"]),
     "something else": ("the moon is full", "environment", ["n2: no container: failed to create"]),
 }  # fmt: skip
 
@@ -70,12 +87,59 @@ def test_a_node_is_to_blame_only_where_others_do_better() -> None:
     assert str(all_of_them["reason"]).startswith("n1, n2: ")
 
 
+BUSY = "[ERROR] URL https://reg/v2/x returned error code: 429 Too Many Requests"
+
+
+@pytest.mark.parametrize(
+    ("text", "blames"),
+    [
+        ("mkdir: cannot create directory '/x': No space left on device", True),
+        ("[ERROR] No such file or directory: /shared/x.sqsh", True),
+        ("squashfuse: failed to mount", True),
+        (BUSY, False),
+        ("[ERROR] URL https://x returned error code: 500", False),
+        ("curl: (6) Could not resolve host: reg.example.org", False),
+        ("[ERROR] Invalid image format: /x.sqsh", False),
+        ("the moon is full", False),
+    ],
+)
+def test_only_what_is_a_nodes_own_by_nature_is_blamed(text: str, blames: bool) -> None:
+    found = container_failure(log(text, "n2"), "reg#x", ["n1", "n2", "n3"])
+    assert found is not None
+    assert (found["nodes"], found["sure"]) == (["n2"] * blames, False)
+    alone = container_failure(log(text, "n2"), "reg#x", ["n2"])
+    assert alone is not None
+    assert alone["nodes"] == []
+    trained_before = container_failure(log(text, "n2"), "reg#x", ["n2"], fine_before=True)
+    assert trained_before is not None
+    assert trained_before["nodes"] == ["n2"] * blames
+
+
+def test_a_registry_that_is_busy_is_waited_for_and_not_counted_as_one_cause() -> None:
+    attempts = []
+    for number in range(5):
+        found = container_failure(log(BUSY, f"n{number}"), "reg#x", [f"n{number}"])
+        assert found is not None
+        attempts.append(Attempt(str(number), 0, str(found["verdict"]), str(found["reason"]), -1, -1))
+        decision = after_attempt(attempts[-1], attempts[:-1], stage="pretrain", stop=False)
+        assert (decision.action, decision.delay) == ("go_on", 60 << number)
+
+
+def test_a_line_of_any_length_makes_a_short_reason() -> None:
+    found = container_failure(log("x" * 50_000, *[f"n{number}" for number in range(1000)]), "reg#x", ["n1"])
+    assert found is not None
+    assert len(str(found["reason"])) < 600
+
+
 def test_a_node_without_pyxis_is_named() -> None:
     said = "srun: unrecognized option '--container-image=/shared/x.sqsh'\nTry \"srun --help\" for more information\n"
     found = container_failure(said, "/shared/x.sqsh", ["n1", "n2"])
     assert found is not None
     assert "no Pyxis on n1" in str(found["reason"])
-    assert found["nodes"] == ["n1"]
+    assert found["nodes"] == []  # no other node was asked
+    trained_before = container_failure(said, "/shared/x.sqsh", ["n1", "n2"], fine_before=True)
+    assert trained_before is not None
+    assert trained_before["nodes"] == ["n1"]
 
 
 def test_a_log_that_tells_of_something_else_is_left_to_others() -> None:

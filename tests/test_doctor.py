@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fakes import Fake, calls
 
+from pipeline.cluster import doctor_paths
 from pipeline.cluster.doctor import doctor
 from pipeline.cluster.doctor_paths import Check
 from pipeline.cluster.init import init_cluster
@@ -53,6 +54,14 @@ def slurm(fake: Fake) -> Fake:
 def cluster(**keys: object) -> Cluster:
     values = {"scheduler": "slurm", "name": "ours", "python": sys.executable, "host_python": sys.executable, **keys}
     return Cluster.model_validate(values)
+
+
+def interpreter(folder: Path, built: str) -> str:
+    """Make one that is this one, but for what its torch is built for."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\ncase $2 in *version.py*) echo {built};; *) exec {sys.executable} "$@";; esac\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 def checks(place: Cluster, **config: object) -> dict[str, Check]:
@@ -129,8 +138,9 @@ def test_gres_is_read(gres: str, gpus: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_where_all_is_well_nothing_is_said() -> None:
-    assert checks(cluster(gpus_per_node=8, gpu_type="h100", sbatch={"account": "team-b"})) == {}
+def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "2.9.0+cu128 12.8")
+    assert checks(cluster(gpus_per_node=8, gpu_type="h100", sbatch={"account": "team-b"}, python=python)) == {}
 
 
 @pytest.mark.usefixtures("slurm")
@@ -227,6 +237,41 @@ def test_an_interpreter_without_what_stages_import_is_found(tmp_path: Path) -> N
     assert "pip install '.[train]'" in check.remedy
 
 
+@pytest.mark.parametrize(
+    ("built", "state"), [("2.9.0+cpu none", "fail"), ("2.9.0+cu128 12.8", "ok"), ("2.9.0+rocm6.4 6.4", "ok")]
+)
+@pytest.mark.usefixtures("slurm")
+def test_a_torch_that_can_use_no_gpu_is_found_before_node_after_node_fails(
+    tmp_path: Path, built: str, state: str
+) -> None:
+    python = interpreter(tmp_path, built)
+    found, _ = doctor(cluster(gpus_per_node=8, python=python), None)
+    (check,) = [check for check in found if check.name == "torch"]
+    assert check.state == state
+    if state == "fail":
+        assert check.found == f"torch 2.9.0+cpu of {python} is built without CUDA, and 8 GPUs a node are asked for"
+    assert "torch" not in checks(cluster(python=python))  # no GPU is asked for
+
+
+@pytest.mark.usefixtures("slurm")
+def test_this_interpreters_own_torch_says_what_it_is_built_for() -> None:
+    """By its files alone; and one that hangs or says nothing is no failure of torch."""
+    import torch
+
+    (check,) = [check for check in doctor(cluster(gpus_per_node=8), None)[0] if check.name == "torch"]
+    assert torch.__version__ in check.found
+    assert check.state == ("ok" if torch.version.cuda else "fail")
+
+
+@pytest.mark.usefixtures("slurm")
+def test_an_interpreter_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase $2 in *version.py*) exec sleep 600;; *) exec {sys.executable} "$@";; esac\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(doctor_paths, "PYTHON_SECONDS", 3.0)
+    assert [check.name for check in doctor(cluster(gpus_per_node=8, python=str(python)), None)[0]].count("torch") == 0
+
+
 @pytest.mark.usefixtures("slurm")
 def test_folders_are_looked_at_where_they_are_or_will_be(tmp_path: Path) -> None:
     hostile = tmp_path / "a b; $(touch owned)" / "deeper"
@@ -246,6 +291,9 @@ def test_the_verbs(pipeline: Pipeline, tmp_path: Path) -> None:
     assert "doctor --cluster ours.yaml" in written.stdout
     again = pipeline("init", "--cluster", "ours.yaml")
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    with_cuda = interpreter(tmp_path, "2.9.0+cu128 12.8")
+    text = (tmp_path / "ours.yaml").read_text()
+    (tmp_path / "ours.yaml").write_text(text.replace(f"\npython: {sys.executable}", f"\npython: {with_cuda}"))
     well = pipeline("doctor", "--cluster", "ours.yaml")
     assert well.returncode == 0, well.stdout
     assert "GPUs" in well.stdout

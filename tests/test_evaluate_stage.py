@@ -17,11 +17,13 @@ from test_tokenize_stage import write_lines
 from test_tokenizer import corpus
 
 from pipeline.config.schema import Config
-from pipeline.errors import UserError
+from pipeline.errors import NotReadyError, UserError
 from pipeline.evaluation.questions import Question, read_questions
-from pipeline.files import read_json, write_json, write_text
+from pipeline.evaluation.scoring import is_scored
+from pipeline.files import read_json, read_lines, write_json, write_text
 from pipeline.lm.batches import ValidationText
 from pipeline.lm.checkpoint import remove_old
+from pipeline.lm.contents import seal
 from pipeline.lm.evaluation import TextTask
 from pipeline.lm.hardware import Hardware
 from pipeline.lm.harness import HarnessTask
@@ -32,7 +34,7 @@ from pipeline.lm.saver import Saver
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.run.folder import Run
 from pipeline.stages.early import Stopped
-from pipeline.stages.evaluate import evaluate
+from pipeline.stages.evaluate import Evaluation, evaluate
 from pipeline.stages.main import Attempt
 from pipeline.stages.tokenize import tokenize
 
@@ -168,16 +170,50 @@ def test_a_checkpoint_that_retention_took_is_passed_over(run: Run, monkeypatch: 
     assert len(scores(run)) == 2
 
 
+def test_where_all_checkpoints_went_away_it_does_not_say_that_all_is_done(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.stages.evaluate.steps_to_evaluate", lambda run, config: [3])
+    with pytest.raises(NotReadyError, match="went away"):
+        evaluate(run, config(), ATTEMPT)
+    (event,) = [event for event in read_lines(run.events) if event["event"] == "not scored"]
+    assert event["step"] == 3
+
+
+def add_checkpoint(run: Run, step: int) -> None:
+    """Add the weights of step 5 under another step."""
+    shutil.copytree(run.checkpoint(5), run.checkpoint(step))
+    manifest = read_json(run.checkpoint(step) / "manifest.json") | {"step": step}
+    manifest.pop("sha256")
+    write_json(run.checkpoint(step) / "manifest.json", seal(manifest))
+
+
+def test_what_is_being_scored_stays_and_what_comes_meanwhile_is_scored_too(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training saves step 10 and lets old checkpoints go, between two Units of step 5."""
+    work_off, removed = Evaluation._work_off, []
+
+    def work_off_beside_training(self: Evaluation, *words: Any) -> None:
+        if not removed:
+            add_checkpoint(run, 10)
+            removed.append(remove_old(run.checkpoints, 1))
+        work_off(self, *words)
+
+    monkeypatch.setattr(Evaluation, "_work_off", work_off_beside_training)
+    wanted = config(checkpoints=["last"])
+    assert evaluate(run, wanted, ATTEMPT) == 10
+    assert removed == [[]]
+    for step in (5, 10):
+        assert is_scored(run, step, "bits_per_byte")
+    assert remove_old(run.checkpoints, 1) == [5]
+
+
 def test_retention_waits_for_evaluation(run: Run) -> None:
     from pipeline.run.complete import awaits_evaluation
 
     for step in (6, 7, 8):
-        shutil.copytree(run.checkpoint(5), run.checkpoint(step))
-        manifest = read_json(run.checkpoint(step) / "manifest.json") | {"step": step}
-        manifest.pop("sha256")
-        from pipeline.lm.contents import seal
-
-        write_json(run.checkpoint(step) / "manifest.json", seal(manifest))
+        add_checkpoint(run, step)
     wanted = lambda step: awaits_evaluation(run, config(), step)  # noqa: E731
     write_json(run.score(6, "bits_per_byte"), {"score": 1.0})
     assert remove_old(run.checkpoints, 1, wanted=wanted) == [6]

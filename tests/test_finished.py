@@ -104,8 +104,8 @@ def test_killed_at_each_rename_it_writes_only_what_is_missing(
         assert hashes(run) == whole
         assert files(run, done) == there
         assert not list(run.data.glob(".*"))
-    # Before the rename of the duplicates, of each shard, of the record of each of these, and of the index.
-    assert steps == [0, 0, *(number for number in range(SHARDS) for _ in range(2)), SHARDS]
+    # Before the rename of the duplicates, of each shard, of the record of each of these, of the inputs, of the index.
+    assert steps == [0, 0, *(number for number in range(SHARDS) for _ in range(2)), SHARDS, SHARDS]
 
 
 def is_of_shard(path: Path) -> bool:

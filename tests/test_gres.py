@@ -72,3 +72,13 @@ def test_type_and_number_in_one_are_told_apart(prefix: str, kind: str) -> None:
     with pytest.raises(ValueError, match="is type and number in one") as error:
         Cluster.model_validate({"name": "x", "gpus_per_node": f"{prefix}{kind}:8"})
     assert f"write gpus_per_node: 8 and gpu_type: {kind}" in str(error.value)
+
+
+def test_the_cluster_of_a_person_who_works_on_one_of_several_is_written_down(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("sinfo", "[[ $1 = --clusters=gpu2 ]] && echo 'main*|up|1:00:00|4|64|256000|gpu:h100:4'")
+    fake("scontrol", "echo 'ClusterName = gpu2'")
+    monkeypatch.setenv("SLURM_CLUSTERS", "gpu2")
+    init_cluster(tmp_path / "ours.yaml", Slurm())
+    assert load_cluster(tmp_path / "ours.yaml", "/env/bin/python").cluster == "gpu2"

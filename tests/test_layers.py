@@ -74,11 +74,26 @@ def test_nothing_imports_mains_or_cli(path: Path) -> None:
 
 
 def test_the_command_line_starts_without_torch(micro: Path) -> None:
-    code = "import sys; from pipeline.submit import chain; chain.request([sys.argv[1]], 'local', None); print(*sys.modules)"
+    code = "import sys; from pipeline.submit import ask; ask.request([sys.argv[1]], 'local', None); print(*sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code, str(micro)], capture_output=True, text=True, cwd=PROJECT, check=True
     )
     assert not set(result.stdout.split()) & HEAVY
+
+
+def test_a_plan_loads_nothing_that_only_a_submission_needs(micro: Path) -> None:
+    words = ["plan", str(micro), "--cluster", "local"]
+    code = f"import sys; sys.argv[1:] = {words}; import atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); import pipeline.__main__"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
+    loaded = set(result.stderr.split())
+    assert "pipeline.submit.ask" in loaded
+    assert not loaded & {
+        "pipeline.submit.local",
+        "pipeline.submit.to_slurm",
+        "pipeline.status.read",
+        "tarfile",
+        "rich._emoji_codes",
+    }
 
 
 def test_no_word_of_a_shell_is_given_to_the_container() -> None:

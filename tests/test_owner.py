@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from conftest import environment
 
 from pipeline.errors import NotReadyError
+from pipeline.run import owner
 from pipeline.run.owner import (
     NotOwnerError,
     check_owner,
@@ -77,6 +79,90 @@ def test_a_reused_pid_is_another_process() -> None:
 
 def test_an_owner_on_another_host_is_taken_to_live() -> None:
     assert is_alive({"host": "elsewhere", "pid": 1, "started": "1"})
+
+
+ELSEWHERE = {"host": "login2", "pid": 4711, "started": "1"}
+
+
+def held_elsewhere(path: Path, age: float, **details: object) -> Path:
+    """Let a call on another login node hold `path`; its last sign of life was `age` seconds ago. Return its claim."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert owner.link_claim(path, 7, ELSEWHERE | {"token": "x"} | details)
+    claim = owner.claim_path(path, 7)
+    os.utime(claim, (time.time() - age,) * 2)
+    return claim
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(owner, "WATCH_SECONDS", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("age", [3600, -3600], ids=["long ago", "by a clock that is ahead"])
+def test_a_call_that_was_killed_on_another_host_is_followed_after_a_while(tmp_path: Path, age: float) -> None:
+    path = tmp_path / "run" / "control" / "scheduler.json"
+    held_elsewhere(path, age, beats=True)
+    with owned(path, "Run x"):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_call_that_lives_on_another_host_is_respected_whatever_its_clock_says(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "control" / "scheduler.json"
+    claim = held_elsewhere(path, 3600, beats=True)
+    beat = threading.Thread(target=lambda: [(time.sleep(0.05), os.utime(claim, (n, n))) for n in range(1, 20)])
+    beat.start()
+    with pytest.raises(NotReadyError, match="held by process 4711 on login2"), owned(path, "Run x"):
+        pass
+    beat.join()
+
+
+def test_a_call_that_lately_gave_a_sign_of_life_is_respected_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "control" / "scheduler.json"
+    held_elsewhere(path, 30, beats=True)
+    with (
+        pytest.raises(NotReadyError, match=r"(?s)free 120 s after its last sign of life.*owner free"),
+        owned(path, "Run x"),
+    ):
+        pass
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_owner_gives_signs_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.json"
+    with owned(path, "Run x"):
+        claim = owner.claim_path(path, 1)
+        os.utime(claim, (1, 1))
+        deadline = time.monotonic() + 20
+        while claim.stat().st_mtime == 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_the_remedy_for_an_owner_that_never_gives_a_sign_is_a_command_that_works(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "control" / "scheduler.json"
+    held_elsewhere(path, 3600)
+    with pytest.raises(NotReadyError) as refused, owned(path, "Run x"):
+        pass
+    line = str(refused.value).splitlines()[-1].strip()
+    freed = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment(), check=True, timeout=60
+    )
+    assert "process 4711 on login2" in freed.stderr
+    with owned(path, "Run x"):
+        pass
+
+
+def test_an_owner_that_lives_here_is_not_freed(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "control" / "scheduler.json"
+    other = contender(path)
+    assert first_line(other) == "owned"
+    with pytest.raises(NotReadyError, match=f"kill {other.pid}"):
+        owner.free(path)
+    other.kill()
+    other.wait()
 
 
 def test_a_torn_record_is_no_owner(tmp_path: Path) -> None:

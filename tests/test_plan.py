@@ -119,6 +119,13 @@ def test_sbatch_line_of_a_segment() -> None:
     ]  # fmt: skip
 
 
+def test_a_segment_may_be_given_less_time_where_that_fits_a_hole() -> None:
+    jobs = plan_of(cluster=SITE, time="1-00:00:00", time_min="2:00:00", **TWO_NODES).jobs
+    words = {job.name: " ".join(job.command) for job in jobs}
+    assert "--time=1-00:00:00 --time-min=0-02:00:00" in words["pretrain"]
+    assert "--time-min" not in words["tokenize"] + words["evaluate"]
+
+
 def test_where_nodes_may_submit_one_segment_is_planned_and_each_queues_the_next() -> None:
     plan = plan_of(cluster=SITE, segments=100, **TWO_NODES)
     assert [(job.name, job.after) for job in plan.jobs] == [
@@ -161,6 +168,25 @@ def test_what_failures_cost_is_estimated_from_what_was_measured() -> None:
     assert derived["failures"].startswith("one in 1.5 days = node_mtbf_days 150 / 100 nodes; each costs 300 s")
     assert "best is every" in derived["effective time"]
     assert "queue not counted" in derived["days left"]
+
+
+def test_how_likely_its_own_rules_end_a_healthy_chain_is_told() -> None:
+    """1,000 nodes, six weeks, 20 min to the first save: two random failures in a row ended 86 of 100 such chains."""
+    six_weeks = {"nodes": 1000, "nproc_per_node": 8, "global_batch_size": 8000, "save_interval": 1080}
+    tokens_per_s = 8000 * 512 / 1.0  # a step takes a second
+    steps = {"max_steps": 42 * 86_400, "sequence_length": 512} | six_weeks
+    measured = Measured(tokens_per_s=tokens_per_s)
+    told = plan_of(cluster=SITE, measured=measured, **steps).derived["own rules"]
+    assert told == (
+        "0.68% that random failures alone end the chain (no_progress) in 42.0 days: one in 3.6 h, 8.8% of them before "
+        "the first save, after 20 min"
+    )
+    rare = plan_of(cluster=SITE, measured=measured, **steps | {"save_interval": 10_800}).derived["own rules"]
+    assert rare.endswith("after 182 min; lower pretrain.save_interval")
+    assert "own rules" not in plan_of(cluster=SITE, **steps).derived  # nothing is known of its speed
+    guessed = plan_of(cluster=SITE, segments=42, time="1-00:00:00", **steps).derived["own rules"]
+    assert guessed.startswith("0.6")
+    assert guessed.endswith("; if training takes all of its Segments")
 
 
 def test_the_warning_comes_earlier_where_saves_are_slow() -> None:

@@ -14,6 +14,7 @@ from conftest import environment
 from preflight_nodes import Nodes, make_run, nodes
 
 from pipeline.files import read_json, read_lines
+from pipeline.run.cause import cause_of
 from pipeline.run.folder import Run
 
 __all__ = ["nodes"]  # a fixture
@@ -97,6 +98,18 @@ def test_a_variable_that_is_another_one_in_one_rank(nodes: Callable[..., Nodes])
     assert two.end()[0] == 3
     assert two.verdict["nodes"] == ["n2"]
     assert "NCCL_DEBUG is 'INFO' on rank 1 (n2), and 'WARN' in the launch file" in two.verdict["reason"]
+
+
+def test_a_wrong_variable_that_all_nodes_have_blames_none_of_them(nodes: Callable[..., Nodes]) -> None:
+    two = nodes()
+    expected = '{"GLOO_SOCKET_IFNAME": "eth77"}'
+    for rank in (1, 0):
+        two.start(rank, GLOO_SOCKET_IFNAME="eth77", PIPELINE_EXPECTED_ENV=expected)
+    assert set(two.end().values()) == {3}
+    assert (two.verdict["verdict"], two.verdict.get("nodes")) == ("environment", None)
+    assert "joining the process group: RuntimeError" in two.verdict["reason"]
+    keys = {cause_of("environment", two.verdict["reason"].replace("n1", name)) for name in ("n1", "n7", "n3")}
+    assert len(keys) == 1  # so that the next attempt, elsewhere, is the second of the same cause
 
 
 @pytest.mark.parametrize("how", ["signal", "warning"])

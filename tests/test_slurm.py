@@ -18,7 +18,8 @@ from pipeline.errors import EXIT_NOT_READY, EXIT_USAGE, UserError
 from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError, SlurmFull, SlurmRefused
 from pipeline.slurm.jobs import COLUMNS, SACCT_COLUMNS, SlurmJob, from_squeue
-from pipeline.slurm.node_lists import expand_node_list
+from pipeline.slurm.launch_errors import nodes_named
+from pipeline.slurm.node_lists import expand_node_list, few_nodes
 from pipeline.slurm.states import ENDED, LIVE, explain_reason, normal_state
 
 SLURM = Slurm(timeout=20, pauses=(0, 0))
@@ -291,6 +292,60 @@ def test_no_command_sees_what_a_parent_job_or_a_shell_has_set(
         assert {"SLURM_CONF=/etc/ours.conf", "HOME=/home/x", "LC_ALL=C"} <= set(lines)
 
 
+def test_a_persons_token_is_kept_outside_of_jobs(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake("squeue", "env > environment; " + squeue_of())
+    monkeypatch.setenv("SLURM_JWT", "eyJ")
+    SLURM.find(["x"])
+    assert "SLURM_JWT=eyJ" in (tmp_path / "environment").read_text()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # sbatch hands it on, and by now it may have expired
+    SLURM.find(["x"])
+    assert "SLURM_JWT" not in (tmp_path / "environment").read_text()
+
+
+def test_one_of_several_clusters_is_named_to_every_command(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Slurm(timeout=20, pauses=(0,), cluster="two")
+    fake("sbatch", "echo '7;two'")
+    fake("squeue", "echo 'CLUSTER: two'; " + squeue_of(row("7", "RUNNING")))
+    fake("scontrol", "echo 'Slurmctld(primary) at x is UP'")
+    fake("scancel", "")
+    fake("sinfo", "echo 'CLUSTER: two'; echo 'main*|up|1-00:00:00|3|8|8000|(null)'")
+    assert two.submit(["--hold"], "x.sbatch", [], "token") == "7"
+    assert two.jobs(["7"])["7"].state == "running"
+    assert two.ping()
+    assert [partition.name for partition in two.partitions()] == ["main"]
+    two.cancel(["7"])
+    for name in ("sbatch", "squeue", "scontrol", "scancel", "sinfo"):
+        assert [call.split()[0] for call in calls(name)] == ["--clusters=two"]
+    assert "sbatch --clusters=two -N2" in " ".join(Slurm(("env",), cluster="two").command(["sbatch", "-N2"]))
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "two")  # on a node of its own
+    two.requeue("7")
+    assert calls("scontrol")[-1] == "requeue 7"
+
+
+def test_where_comments_are_the_sites_a_job_is_known_by_its_name(fake: Fake) -> None:
+    slurm = Slurm(timeout=20, pauses=(0, 0), mark="name")
+    older = row("7", "RUNNING", name="a-pretrain-abc", comment="site: 5 GPUh")
+    fake("squeue", "cat queue")
+    Path("queue").write_text(squeue_list([older]))
+    new = squeue_list([older, row("9", "PENDING", name="a-pretrain-abc"), row("8", "PENDING", name="b-pretrain-abcd")])
+    fake("sbatch", f"echo {shlex.quote(new)} > queue; {TIMED_OUT}")
+    assert slurm.submit(["--job-name=a-pretrain-abc"], "x.sbatch", [], "token") == "9"
+    fake("sbatch", f"[[ -e tried ]] && {{ echo 12; exit; }}; touch tried; {TIMED_OUT}")
+    assert slurm.submit(["--job-name=a-pretrain-abc"], "x.sbatch", [], "token") == "12"
+    assert [job.job_id for job in slurm.of_run("abc")] == ["7", "9"]
+    fake("squeue", "exit 1")
+    with pytest.raises(SlurmError, match="squeue"):  # never blindly
+        slurm.submit(["--job-name=a-pretrain-abc"], "x.sbatch", [], "token")
+
+
+def test_a_runs_jobs_are_known_by_their_comment(fake: Fake) -> None:
+    fake(
+        "squeue",
+        squeue_of(row("1", "RUNNING", comment="pipeline:abc:pretrain.000001"), row("2", "RUNNING", name="x-abc")),
+    )
+    assert [job.job_id for job in SLURM.of_run("abc")] == ["1"]
+
+
 # Looking
 
 
@@ -360,6 +415,13 @@ def test_where_squeue_cannot_be_read_scontrol_is_asked_about_one_job(fake: Fake)
     assert (job.state, job.exit_code, job.restarts, job.user, job.comment) == ("failed", 7, 1, "ada", "a token")
     assert all(job.alive for job in SLURM.jobs(["2", "3"]).values())
     assert [call.split()[-1] for call in calls("scontrol")] == ["2"]
+
+
+def test_another_users_job_that_is_not_listed_may_be_hidden(fake: Fake) -> None:
+    fake("squeue", squeue_of(row("1", "RUNNING")))
+    fake("sacct", "exit 1")
+    found = SLURM.jobs(["1", "2", "3"], others={"1", "2"})
+    assert [found[job_id].alive for job_id in "123"] == [True, True, False]
 
 
 def test_nothing_more_is_asked_about_what_has_left_word(fake: Fake) -> None:
@@ -528,6 +590,11 @@ def test_states(text: str, state: str) -> None:
         ("QOSMaxGRESPerUser", "a limit of the QOS or account is reached", False),
         ("AssocGrpGRES", "a limit of the QOS or account is reached", False),
         ("MaxCpuPerAccount", "a limit of the QOS or account is reached", False),
+        ("job requeued in held state", "scontrol release 5", True),
+        ("job_requeued_in_held_state", "scontrol release 5", True),
+        ("launch failure limit exceeded requeued held", "scontrol release 5", True),
+        ("user env retrieval failed requeued held", "scontrol release 5", True),
+        ("something new requeued held", "scontrol release 5", True),
         ("SomethingNew", "Slurm says SomethingNew", False),
         ("None", "about to be looked at", False),
     ],
@@ -618,6 +685,49 @@ def test_scontrol_has_the_last_word_on_names(fake: Fake) -> None:
     fake("scontrol", "printf 'n1\\nn2\\n'")
     assert SLURM.hostnames("n[1-2]") == ["n1", "n2"]
     assert calls("scontrol") == ["show hostnames n[1-2]"]
+
+
+def test_a_thousand_nodes_are_named_in_few_words() -> None:
+    names = [f"rack{number}-gpu{number * 3}" for number in range(1000)]
+    text = ",".join(names)
+    assert few_nodes("n[1-1000]") == "n[1-1000]"
+    assert few_nodes(text) == few_nodes(names) == f"{', '.join(names[:6])} and 994 more"
+    assert few_nodes(["n1", "n2"]) == "n1, n2"
+    assert len(few_nodes(text[:-1] + "[")) <= 101
+    jobs = [
+        SlurmJob("5", "running", "squeue", nodes=text),
+        SlurmJob("5", "pending", "squeue", reason=f"ReqNodeNotAvail, UnavailableNodes:{text}"),
+        SlurmJob("5", "pending", "squeue", reason="Resources", excluded=text),
+        SlurmJob("5", "pending", "squeue", reason=f"New reason with {text}"),
+    ]
+    assert max(len(job.explain()) for job in jobs) < 400
+    error = SlurmError(["sbatch", f"--exclude={text}", "-O", COLUMNS], "<html>" * 10_000)
+    assert len(str(error)) < 6000
+    assert all(letter.isprintable() or letter == "\n" for letter in str(error))
+
+
+LOG = """\
+srun: error: Task launch for StepId=12.0 failed on node n3: Invalid job credential
+srun: error: Application launch failed: Invalid job credential
+0: srun: error: Task launch for StepId=12.0 failed on node gpu-rack1-7: Communication connection failure
+srun: error: Node failure on m[1-2]
+srun: error: Nodes k1,k3 are still not ready
+srun: error: slurm_receive_msgs: [[c4.site]:6818] failed: Socket timed out on send/recv operation
+srun: error: Task launch for StepId=12.0 failed on node n3: said twice
+srun: error: n9: task 3: Exited with exit code 1
+srun: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
+srun: error: Node failure on [torn
+a rank says: srun: error: Node failure on x1
+"""
+
+
+def test_nodes_that_slurm_names_are_read_from_a_log() -> None:
+    assert nodes_named(LOG) == [
+        ("n3", "Invalid job credential"), ("gpu-rack1-7", "Communication connection failure"),
+        ("m1", "node failure"), ("m2", "node failure"), ("k1", "still not ready"), ("k3", "still not ready"),
+        ("c4.site", "Socket timed out on send/recv operation"),
+    ]  # fmt: skip
+    assert nodes_named("") == []
 
 
 # The cluster, and changes

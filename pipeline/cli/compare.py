@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.cli.words import Json, emit
+from pipeline.cli.words import Json, emit, screen
 from pipeline.errors import UserError
 
 WIDE = 200  # what no terminal shows is not broken into lines
@@ -50,7 +50,7 @@ def compare(
         emit(json.dumps(comparing.to_json(rows, columns), indent=2))
     else:
         piped = None if sys.stdout.isatty() else WIDE
-        print_table(rows, columns, Console(highlight=False, width=piped))
+        print_table(rows, columns, screen(piped))
 
 
 def print_table(rows: list[Row], columns: list[Column], console: Console) -> None:

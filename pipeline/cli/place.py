@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from pipeline.cli.words import ClusterName, Json, emit, talk
+from pipeline.cli.words import ClusterName, Json, emit, screen, talk
 from pipeline.errors import UserError
 
 
@@ -49,17 +48,17 @@ def doctor(
     """Check a cluster from here, and a config against it: doctor [CONFIG] --cluster FILE."""
     from pipeline.cluster import doctor as doctors
     from pipeline.cluster.load import open_cluster
-    from pipeline.submit import chain
+    from pipeline.submit.ask import read_config
 
     if cluster is None:
         raise UserError("doctor needs a cluster file; write: doctor --cluster FILE")
     place = open_cluster(cluster, sys.executable)
-    config = chain.read_config(what, lambda run: place) if what else None
+    config = read_config(what, lambda run: place) if what else None
     checks, code = doctors.doctor(place, config)
     if as_json:
         emit(json.dumps(doctors.to_json(checks), indent=2))
     else:
-        doctors.print_checks(checks, Console(highlight=False))
+        doctors.print_checks(checks, screen())
     return code
 
 

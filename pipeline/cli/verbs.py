@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from pipeline import __version__
 from pipeline.cli import compare as cli_compare
 from pipeline.cli import place as cli_place
-from pipeline.cli.words import AfterJson, ClusterName, Json, RunPath, What, Yes, emit, talk
+from pipeline.cli.words import AfterJson, ClusterName, Json, RunPath, What, Yes, emit, screen, talk
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the verb on the command line; a person's mistake is one message and exit 2, never a traceback."""
+    _forget_other_verbs(sys.argv[1:2])
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -52,6 +52,12 @@ def main() -> None:
         show()
         code = getattr(error, "exit_code", 2)
     sys.exit(code)
+
+
+def _forget_other_verbs(words: list[str]) -> None:
+    """Leave only the verb that is called, if it is one: typer inspects every parameter of all that it has."""
+    called = [verb for verb in app.registered_commands if verb.callback and verb.callback.__name__ in words]
+    app.registered_commands = called or app.registered_commands
 
 
 def pass_on(run: Path, *words: str) -> int | None:
@@ -79,13 +85,15 @@ def submit(
     as_json: AfterJson = False,
 ) -> int:
     """Run the whole chain of a config, or what is missing of a Run: here, or as Jobs of a Slurm cluster."""
+    from pipeline.submit import ask
+
+    request = ask.request(what or [], cluster, only)
+    if dry_run:
+        return ask.show_plan(request, screen())
     from pipeline.submit import chain
 
-    request = chain.request(what or [], cluster, only)
-    if dry_run:
-        return chain.show_plan(request, Console(highlight=False))
     if test:
-        return chain.test_plan(request, Console(highlight=False))
+        return chain.test_plan(request, screen())
     code = chain.submit(request, talk, yes=yes, as_json=as_json)
     return _as_json(request.run, code) if as_json and request.there is None else code
 
@@ -94,18 +102,19 @@ def submit(
 def plan(what: What = None, cluster: ClusterName = None, as_json: Json = False) -> int:
     """Print the Jobs, their command lines and what was derived. Nothing is run or written."""
     from pipeline.plan.jobs import MisfitError
-    from pipeline.submit import chain
+    from pipeline.submit import ask
 
     try:
-        request = chain.request(what or [], cluster, None)
+        request = ask.request(what or [], cluster, None)
     except MisfitError as error:  # what a model costs can be asked on a machine that could never train it
         if not as_json:
-            chain.print_derived(error.derived, Console(highlight=False))
+            ask.print_derived(error.derived, screen())
         raise
     if as_json and request.there is None:
         emit(json.dumps(request.plan.to_json(), indent=2))
+        ask.check_fit(request, talk)
         return EXIT_DONE
-    return chain.show_plan(request, Console(highlight=False), as_json=as_json)
+    return ask.show_plan(request, screen(), as_json=as_json)
 
 
 @app.command()
@@ -121,7 +130,7 @@ def status(run: RunPath, as_json: Json = False) -> int:
     if as_json:
         emit(json.dumps(found.to_json(), indent=2))
     else:
-        print_status(found, Console(highlight=False), source=True)
+        print_status(found, screen(), source=True)
     return EXIT_FAILED if found.state == "failed" else EXIT_DONE
 
 
@@ -160,7 +169,7 @@ def window(run: RunPath, as_json: Json = False) -> int:
     if as_json:
         emit(json.dumps(found, indent=2))
     else:
-        print_window(found, Console(highlight=False))
+        print_window(found, screen())
     return EXIT_DONE
 
 
@@ -249,12 +258,12 @@ def resume(
 ) -> int:
     """Run what is missing of a Run, where it ran before; takes back a `stop`."""
     from pipeline.run.folder import Run
-    from pipeline.submit import chain
+    from pipeline.submit import ask, chain
 
     found = Run.open(run)
-    chain.check_resume(found, overrides or [])
+    ask.check_resume(found, overrides or [])
     place = cluster if cluster is not None or found.cluster.is_file() else "local"
-    request = chain.request([str(found.root), *(overrides or [])], place, None)
+    request = ask.request([str(found.root), *(overrides or [])], place, None)
     code = chain.submit(request, talk, yes=yes, resume=True, as_json=as_json)
     return _as_json(request.run, code) if as_json and request.there is None else code
 

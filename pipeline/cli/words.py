@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-talk = Console(stderr=True, highlight=False)
+talk = Console(stderr=True, highlight=False, emoji=False)
 
 What = Annotated[
     list[str] | None,
@@ -26,6 +26,11 @@ ClusterName = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Submit without asking, whatever it may cost.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AfterJson = Annotated[bool, typer.Option("--json", help="Print what `status --json` does afterwards.")]
+
+
+def screen(width: int | None = None) -> Console:
+    """Return a console for results. Without emoji: their table costs as much as a plan, and `:x:` stays what it is."""
+    return Console(highlight=False, emoji=False, width=width)
 
 
 def emit(text: str) -> None:

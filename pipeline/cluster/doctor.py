@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.cluster.doctor_paths import Check, look_at_paths
+from pipeline.cluster.limits import look_at_account, look_at_partitions, options_of, partition_names
 from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
 from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, UserError
@@ -19,7 +20,6 @@ from pipeline.plan.jobs import STAGES
 from pipeline.slurm.commands import Partition, Slurm
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.gres import gpus_in
-from pipeline.slurm.jobs import seconds
 from pipeline.slurm.options import option_words
 from pipeline.slurm.time_limits import time_seconds
 
@@ -39,14 +39,11 @@ class Patient:
 
     def partition_of(self, stage: str) -> list[str]:
         """Return the names of the partitions that a stage's Job may run in."""
-        named = self.options_of(stage).get("partition")
-        if named:
-            return named.split(",")
-        return [partition.name for partition in self.partitions if partition.is_default][:1]
+        return partition_names(self.options_of(stage), self.partitions)
 
     def options_of(self, stage: str) -> dict[str, str]:
         """Return the options of a stage's Job, its GPUs aside."""
-        return self.cluster.sbatch_options(stage, getattr(self.config, stage) if self.config else None)
+        return options_of(self.cluster, self.config, stage)
 
 
 def examine(cluster: Cluster, config: Config | None) -> list[Check]:
@@ -101,36 +98,9 @@ def _commands(slurm: Slurm) -> Iterator[Check]:
 
 def _partitions(patient: Patient) -> Iterator[Check]:
     """Compare each stage's partition with what its Job will ask for."""
-    known = sorted({partition.name for partition in patient.partitions})
     for stage in STAGES:
-        names = patient.partition_of(stage)
-        what = f"partition of {stage}"
-        if not names:
-            advice = f"write partition below sbatch in the cluster file, one of {', '.join(known)}"
-            yield Check(what, "fail", "none is named, and this Slurm has no default", advice)
-        for name in names:
-            rows = [partition for partition in patient.partitions if partition.name == name]
-            if not rows:
-                yield Check(what, "fail", f"{name}: there is none of this name", f"write one of {', '.join(known)}")
-            elif not rows[0].is_up:
-                yield Check(what, "fail", f"{name} takes no Jobs", f"ask an administrator, or write one of {known}")
-            else:
-                yield _limits(patient.config, stage, name, rows)
-
-
-def _limits(config: Config | None, stage: str, name: str, rows: list[Partition]) -> Check:
-    what, nodes = f"partition of {stage}", sum(row.nodes for row in rows)
-    found = f"{name}: {nodes} nodes, time limit {rows[0].time_limit}"
-    if config is None:
-        return Check(what, "ok", found)
-    time, limit = getattr(config, stage).time, seconds(rows[0].time_limit)
-    if limit is not None and time_seconds(time) > limit:
-        return Check(
-            what, "fail", f"{found}, and {stage}.time is {time}", f"set {stage}.time to {rows[0].time_limit} or less"
-        )
-    if stage == "pretrain" and config.pretrain.nodes > nodes:
-        return Check(what, "fail", f"{found}, and pretrain.nodes is {config.pretrain.nodes}", "lower pretrain.nodes")
-    return Check(what, "ok", found)
+        for found in look_at_partitions(patient.cluster, patient.config, patient.partitions, stage):
+            yield Check(f"partition of {stage}", found.state, found.found, found.remedy)
 
 
 def _gpus(patient: Patient) -> Iterator[Check]:
@@ -171,11 +141,8 @@ def _account(patient: Patient) -> Iterator[Check]:
             "account", "warn", f"sacctmgr does not answer: {error.answer.splitlines()[0]}", "nothing, if Jobs run"
         )
         return
-    if named and named not in accounts:
-        advice = "mend account below sbatch, or ask an administrator for it"
-        yield Check("account", "fail", f"{named}; yours: {', '.join(accounts) or 'none'}", advice)
-    else:
-        yield Check("account", "ok", named or f"the default one; yours: {', '.join(accounts) or 'none'}")
+    found = look_at_account(named, accounts, "pretrain")
+    yield Check("account", found.state, found.found, found.remedy)
 
 
 def _request(patient: Patient) -> Iterator[Check]:

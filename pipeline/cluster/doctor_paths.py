@@ -10,6 +10,7 @@ from typing import Literal
 
 from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
+from pipeline.plan.flags import gpus_of
 from pipeline.slurm.commands import Slurm
 from pipeline.submit.run_folder import run_of
 
@@ -19,6 +20,13 @@ LOCAL_DISKS = frozenset("ext2/ext3 ext4 xfs btrfs tmpfs overlayfs zfs ramfs".spl
 LOOK = 'p=$1; while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done; stat -f -c %T -- "$p"; test -w "$p" && test -d "$p"'
 STAGE_MODULES = ("torch", "sentencepiece", "numpy")
 FIND_MODULES = "import sys, importlib.util as u; print(*[name for name in sys.argv[1:] if u.find_spec(name) is None])"
+# torch/version.py says what torch was built for: importing torch takes seconds, and may want a GPU.
+READ_BUILD = (
+    "import importlib.util as u, os, runpy; "
+    "of = runpy.run_path(os.path.join(os.path.dirname(u.find_spec('torch').origin), 'version.py')).get; "
+    "print(of('__version__'), of('cuda') or of('hip') or 'none')"
+)
+PYTHON_SECONDS = 60.0  # an interpreter on a file system that is busy
 RUN_PYTHON = 'exec "$1" -c "import sys, $2; print(*sys.version_info[:2])"'
 
 
@@ -44,6 +52,8 @@ def look_at_paths(cluster: Cluster, config: Config | None, slurm: Slurm) -> Iter
             found = f"{path}, Python {'.'.join(version)}"
             if (int(version[0]), int(version[1])) >= (3, 11):
                 yield _stage_packages(path, found, slurm) if key == "python" else Check(key, "ok", found)
+                if key == "python" and (gpus := _gpus(cluster, config)):
+                    yield from _torch_build(path, gpus, slurm)
             else:
                 yield Check(key, "fail", found, "Python 3.11 or newer is needed")
         else:
@@ -73,11 +83,30 @@ def _image(image: str, slurm: Slurm) -> Check:
 
 def _stage_packages(path: str, found: str, slurm: Slurm) -> Check:
     """Look for what stages import, without importing it: torch takes seconds, and may want a GPU."""
-    missing = slurm.ask([path, "-c", FIND_MODULES, *STAGE_MODULES], 60).output.split()
+    missing = slurm.ask([path, "-c", FIND_MODULES, *STAGE_MODULES], PYTHON_SECONDS).output.split()
     if missing:
         advice = "stages would end at once; install them there (pip install '.[train]'), name another, or set image"
         return Check("python", "fail", f"{found}, has no {', '.join(missing)}", advice)
     return Check("python", "ok", f"{found}, with torch")
+
+
+def _gpus(cluster: Cluster, config: Config | None) -> int:
+    """Return how many GPUs training asks for on a node."""
+    return gpus_of("pretrain", config, cluster) if config else cluster.gpus_per_node or 0
+
+
+def _torch_build(path: str, gpus: int, slurm: Slurm) -> Iterator[Check]:
+    """Find a torch that can use no GPU, on whatever node: it would fail on one after the other."""
+    answer = slurm.ask([path, "-c", READ_BUILD], PYTHON_SECONDS)
+    version, _, build = answer.output.strip().partition(" ")
+    if answer.code != 0 or not build:
+        return  # no torch, which is told already, or one that does not say
+    if build != "none":
+        yield Check("torch", "ok", f"{version}, built for {build}")
+        return
+    found = f"torch {version} of {path} is built without CUDA, and {gpus} GPUs a node are asked for"
+    advice = "install a build with CUDA there (https://pytorch.org/get-started), name another python, or set image"
+    yield Check("torch", "fail", found, f"{advice}; to train without GPUs, remove gpus_per_node")
 
 
 def _modules(key: str, cluster: Cluster) -> str:

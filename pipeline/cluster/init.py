@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from pipeline.cluster.parts import Login
@@ -39,6 +41,8 @@ def _taken(path: Path) -> UserError:
 
 def template(slurm: Slurm, path: Path, login: Login | None = None) -> str:
     """Compose the text of the cluster file that is to lie at `path`."""
+    if not login and (asked := os.environ.get("SLURM_CLUSTERS")):  # of which Slurm's commands see nothing otherwise
+        slurm = replace(slurm, cluster=asked.partition(",")[0])
     partitions, config = slurm.partitions(), slurm.config()
     if not partitions:
         raise NotReadyError("sinfo shows no partition that you may use; ask an administrator")
@@ -48,6 +52,7 @@ def template(slurm: Slurm, path: Path, login: Login | None = None) -> str:
         f"# Written from what the Slurm {version} named {name} says about itself. Look through it: what sites ask for",
         f'# differs. Every key: docs/config.md, "Cluster file". To check it: {command("doctor", "--cluster", path)}',
         "scheduler: slurm",
+        *([f"cluster: {dump_scalar(slurm.cluster)} # one of several: from SLURM_CLUSTERS"] if slurm.cluster else []),
         "",
         *(_login_lines(login) if login else _interpreter_lines()),
         "",

@@ -68,6 +68,15 @@ def _secret_name(value: object) -> object:
     return value
 
 
+def _cluster(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", value):
+        raise broken_rule("is not the name of one cluster; write it as `sacctmgr show clusters` does, for example gpu2")
+    if value == "all":
+        raise broken_rule("is no single cluster, and Jobs of two clusters may have one id; write the name of one")
+    return value
+
+
+CLUSTER = BeforeValidator(_cluster)
 MOUNT, SECRET_NAME = BeforeValidator(_mount), BeforeValidator(_secret_name)
 ABSOLUTE, MEMORY = BeforeValidator(_absolute), BeforeValidator(_memory)
 GPUS, GPU_TYPE = BeforeValidator(_gpus), BeforeValidator(_gpu_type)

@@ -15,10 +15,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.cluster.caller import Caller
 from pipeline.cluster.parts import Login
@@ -33,6 +33,9 @@ from pipeline.run.folder import Run
 from pipeline.slurm.commands import Slurm
 from pipeline.slurm.environment import clean_environment
 from pipeline.submit.run_folder import PARCEL, PROJECT, code_files, describe_code, read_cluster
+
+if TYPE_CHECKING:
+    import tarfile
 
 NO_COMMAND, NO_CONNECTION = 127, 255  # of sh, of ssh
 NEEDED = "pydantic, rich, typer, yaml"  # modules that the verbs import
@@ -194,6 +197,8 @@ class There:
             "cluster.yaml": dump(self.cluster.model_copy(update={"login": None}).model_dump()),
             PARCEL: json.dumps(describe_code()),  # there is no git repository in what is packed
         }
+        import tarfile  # which only who sends something needs
+
         parcel = io.BytesIO()
         with tarfile.open(fileobj=parcel, mode="w", format=tarfile.GNU_FORMAT) as tar:
             for path in code_files(PROJECT):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from pipeline.cluster.network import Environment, NcclDebug, Network, environment
-from pipeline.cluster.parts import ABSOLUTE, GPU_TYPE, GPUS, MEMORY, MOUNT, SECRET_NAME, Login, Options, Stages
+from pipeline.cluster.parts import ABSOLUTE, CLUSTER, GPU_TYPE, GPUS, MEMORY, MOUNT, SECRET_NAME, Login, Options, Stages
 from pipeline.config.checks import Rule
 from pipeline.config.stage import StageSection
 from pipeline.config.types import LINE, NAMED, REAL, WHOLE, AsTyped, Section
 from pipeline.errors import UserError
-from pipeline.slurm.commands import Slurm
+from pipeline.slurm.commands import Mark, Slurm
 from pipeline.slurm.options import SbatchOptions, SrunOptions
 
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
@@ -135,7 +136,9 @@ class Cluster(Section):
         WHOLE,
     ] = 120
     max_restarts_without_progress: Annotated[
-        int, Field(ge=1, le=1000, description="attempts in a row without a new step that stop the chain"), WHOLE
+        int,
+        Field(ge=1, le=1000, description="how often in a row one cause, without a new step, stops the chain"),
+        WHOLE,
     ] = 2
     node_mtbf_days: Annotated[
         float,
@@ -178,15 +181,23 @@ class Cluster(Section):
             examples=["[/scratch:/scratch:rw]"],
         ),
     ] = []
-    nodes_may_submit: Annotated[bool, Field(description="whether sbatch and scontrol may be called on nodes")] = True
+    cluster: Annotated[
+        str | None,
+        Field(
+            description="Slurm's name of the cluster, where one login node serves several (--clusters); null: its own",
+            examples=["gpu2"],
+        ),
+        CLUSTER,
+    ] = None
     kill_on_invalid_dep: Annotated[
         bool,
-        Field(description="whether Slurm cancels a Job whose dependency can no longer come true; some sites forbid it"),
+        Field(description="whether Slurm cancels a Job that waits for one that failed; false where a site forbids it"),
     ] = True
     job_mark: Annotated[
-        Literal["comment", "name"],
-        Field(description="by what a Job is known as ours; name: where the site rewrites comments"),
+        Mark,
+        Field(description="where a Job shows that it is a Run's; name: where the site writes comments of its own"),
     ] = "comment"
+    nodes_may_submit: Annotated[bool, Field(description="whether sbatch and scontrol may be called on nodes")] = True
     confirm_gpu_hours: Annotated[
         float | None, Field(ge=0, le=1e9, description="GPU-hours of a Run from which on submit asks; null: never"), REAL
     ] = None
@@ -201,7 +212,12 @@ class Cluster(Section):
 
     def slurm(self) -> Slurm:
         """Return Slurm's commands as they are reached from here."""
-        return Slurm(tuple(self.login.prefix), self.login.quoting) if self.login else Slurm()
+        there = Slurm(tuple(self.login.prefix), self.login.quoting) if self.login else Slurm()
+        return replace(there, cluster=self.cluster, mark=self.job_mark)
+
+    def slurm_on_nodes(self) -> Slurm:
+        """Return Slurm's commands as a node of the cluster calls them, whatever the way in from elsewhere is."""
+        return Slurm(cluster=self.cluster, mark=self.job_mark)
 
     def gpu_option(self, gpus: int) -> dict[str, str]:
         """Return the one option that asks for `gpus` GPUs on each node, or none."""
@@ -262,9 +278,11 @@ def _type_without_gpus(cluster: Cluster) -> str | None:
 
 
 def _no_slurm(cluster: Cluster) -> str | None:
-    if cluster.scheduler == "slurm" or not (cluster.sbatch or cluster.srun or cluster.login):
+    if cluster.scheduler == "slurm" or not (cluster.sbatch or cluster.srun or cluster.login or cluster.cluster):
         return None
-    return "scheduler: local runs without Slurm, and sbatch, srun and login need it; remove them or write slurm"
+    return (
+        "scheduler: local runs without Slurm, and sbatch, srun, cluster and login need it; remove them or write slurm"
+    )
 
 
 def _hours(cluster: Cluster) -> str | None:
@@ -277,6 +295,6 @@ def _hours(cluster: Cluster) -> str | None:
 RULES: list[Rule[Cluster]] = [
     Rule(("gpus_per_node", "sbatch", "stages"), _gpu_options),
     Rule(("gpu_type", "gpus_per_node"), _type_without_gpus),
-    Rule(("scheduler", "sbatch", "srun", "login"), _no_slurm),
+    Rule(("scheduler", "sbatch", "srun", "cluster", "login"), _no_slurm),
     Rule(("confirm_gpu_hours", "max_gpu_hours"), _hours),
 ]

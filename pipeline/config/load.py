@@ -61,6 +61,14 @@ def dump_config(config: Config) -> str:
     return dump(value)
 
 
+def place_of_key(path: Path, overrides: Sequence[str], key: KeyPath) -> Place:
+    """Return where a key of the config at `path` was written, or the nearest that it lies in, for a message."""
+    document = load_document(path)
+    for _ in _apply(document, overrides):
+        pass
+    return document.place(key)
+
+
 def _at(document: Document, path: KeyPath, problem: str) -> Mistake:
     return Mistake(document.place(path), dotted(document.written(path)), problem)
 
@@ -136,7 +144,7 @@ FREE_KEYS = {"threads", "runs_dir"} | {
 } | {
     f"pretrain.{key}"
     for key in (
-        "nodes", "segments", "nproc_per_node", "micro_batch_size",
+        "nodes", "time_min", "segments", "nproc_per_node", "micro_batch_size",
         "parallel", "activation_checkpointing", "loss_chunk_size", "compile",
         "peak_tflops", "mfu", "memory_gb", "sinks", "log_interval", "save_interval", "keep_last", "keep_every",
         "on_divergence", "max_rollbacks", "spike_threshold", "spike_window",

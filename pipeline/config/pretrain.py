@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from pipeline.config.stage import StageSection
-from pipeline.config.types import LINE, MOST, REAL, WHOLE, Section, broken_rule
+from pipeline.config.types import LINE, MOST, REAL, TIME_OR_NONE, WHOLE, Section, broken_rule
 
 
 def _betas(value: object) -> object:
@@ -51,6 +51,15 @@ class PretrainConfig(StageSection):
     """Training."""
 
     nodes: Annotated[int, Field(ge=1, le=100_000, description="nodes that train together"), WHOLE] = 1
+    time_min: Annotated[
+        str | None,
+        Field(
+            description="shortest time limit that Slurm may give a Segment instead of `time`, to fit it into a hole of "
+            "its schedule (sbatch --time-min); null: none",
+            examples=["1:00:00"],
+        ),
+        TIME_OR_NONE,
+    ] = None
     segments: Annotated[
         int | None,
         Field(ge=1, le=10_000, description="Slurm Jobs that the training is cut into; null: as many as its time needs"),

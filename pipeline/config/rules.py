@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.config.checks import Rule
 from pipeline.config.schema import Config
 from pipeline.plan import sizes
+from pipeline.slurm.time_limits import time_seconds
 
 USABLE = 0.9  # of a GPU's memory: the rest goes to CUDA, NCCL and what the allocator cannot use
 
@@ -105,6 +106,13 @@ def _stride(config: Config) -> str | None:
     return f"stride {stride} is more than pretrain.sequence_length {length}; set stride to {length} or less"
 
 
+def _time_min(config: Config) -> str | None:
+    least, time = config.pretrain.time_min, config.pretrain.time
+    if least is None or time_seconds(least) <= time_seconds(time):
+        return None
+    return f"time_min {least} is more than pretrain.time {time}; lower it, or leave it out"
+
+
 def _gate(config: Config) -> str | None:
     names = [benchmark.name for benchmark in config.evaluate.benchmarks]
     unknown = next((rule.benchmark for rule in config.evaluate.gate if rule.benchmark not in names), None)
@@ -140,6 +148,7 @@ def _memory(config: Config) -> str | None:
 
 
 RULES: list[Rule[Config]] = [
+    Rule(("pretrain.time_min", "pretrain.time"), _time_min),
     Rule(("data",), _weights),
     Rule(
         ("pretrain.global_batch_size", "pretrain.micro_batch_size", "pretrain.nproc_per_node", "pretrain.nodes"),

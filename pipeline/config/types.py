@@ -57,6 +57,10 @@ def _time(value: object) -> object:
         raise broken_rule(str(error)) from None
 
 
+def _time_or_none(value: object) -> object:
+    return None if value is None else _time(value)
+
+
 def _name(value: object) -> object:
     if isinstance(value, str) and not NAME.fullmatch(value):
         raise broken_rule(
@@ -86,6 +90,7 @@ def one_or_more(value: object) -> object:
 WHOLE, REAL = BeforeValidator(_whole), BeforeValidator(_real)
 LINE, NAMED = BeforeValidator(_line), BeforeValidator(_name)
 Time = Annotated[str, BeforeValidator(_time, json_schema_input_type=int | str)]
+TIME_OR_NONE = BeforeValidator(_time_or_none, json_schema_input_type=int | str | None)
 
 
 class Section(BaseModel):

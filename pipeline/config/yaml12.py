@@ -34,7 +34,8 @@ INFINITE, NAN = re.compile(r"[-+]?\.(inf|Inf|INF)"), re.compile(r"\.(nan|NaN|NAN
 LONGEST_NUMBER = 100  # characters; a longer one stays text: int() takes quadratic time and stops at 4300 digits
 
 # Not printable (YAML 1.2, 5.1), and the three that PyYAML, but not YAML 1.2, takes for the end of a line.
-UNWELCOME = re.compile("[^\t\n\r -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+UNWELCOME = "[^\t\n\r -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"  # slow to compile
+UNWELCOME_ASCII = re.compile("[^\t\n\r -~]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -142,7 +143,7 @@ class _Composer:
 
     def refuse_invisible(self, text: str) -> None:
         """Refuse characters that nobody can see."""
-        if found := UNWELCOME.search(text):
+        if found := (UNWELCOME_ASCII.search(text) if text.isascii() else re.search(UNWELCOME, text)):
             place = self.place(*_line_and_column(text, found.start()))
             escape = f"\\u{ord(found[0]):04x}"
             _fail(place, f'the character U+{ord(found[0]):04X} is not allowed here; write "{escape}" in double quotes')

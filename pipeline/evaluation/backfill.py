@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
     try:
         config, cluster = load_run_config(run.config), read_cluster(run)
         if config.evaluate.beside_training and not run.stop.exists():
-            backfill = Backfill(run, config, cluster, Slurm())
+            backfill = Backfill(run, config, cluster, cluster.slurm_on_nodes())
             if left := backfill.left():
                 backfill.submit(left.seconds, f"a checkpoint of step {steps_to_evaluate(run, config)[-1]}")
     except UserError as error:

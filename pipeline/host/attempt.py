@@ -18,8 +18,7 @@ from pipeline.run.decision import Attempt
 from pipeline.run.folder import Run
 from pipeline.run.job_ledger import entry_of
 from pipeline.slurm.bad_nodes import BadNodes, bad_nodes_of
-from pipeline.slurm.commands import Slurm
-from pipeline.slurm.errors import SlurmError, SlurmRefused
+from pipeline.slurm.errors import SlurmError, SlurmFull, SlurmRefused
 from pipeline.slurm.exclusion import own_exclude
 from pipeline.slurm.jobs import SlurmJob
 from pipeline.submit.queue import JobQueue, QueuedJob
@@ -39,7 +38,7 @@ class Host:
         self.config: Config = load_run_config(run.config)
         self.cluster: Cluster = read_cluster(run)
         self.asks = self.cluster.nodes_may_submit  # else no command of Slurm's but srun is called on nodes
-        self.slurm = Slurm()
+        self.slurm = self.cluster.slurm_on_nodes()
         self.queue = JobQueue(run, self.config, self.cluster, self.slurm)
         self.entry = entry_of(run, job_id)  # None: a person has submitted it by hand
         self._exclusions: dict[str, list[str]] = {}
@@ -136,12 +135,15 @@ class Host:
         return job if job.answered else None
 
     def patiently(self, what: str, act: Callable[[], Any], until: float) -> Any:
-        """Do what needs Slurm, again with pauses while it does not answer, until `until` (unix s); None if in vain."""
+        """Do what needs Slurm, again with pauses while it does not answer, until `until` (unix s); None if in vain.
+
+        A full queue is not waited for: all nodes would stand idle, and a requeue needs no place in it.
+        """
         pause = 1.0
         while True:
             try:
                 return act()
-            except SlurmRefused as error:
+            except (SlurmRefused, SlurmFull) as error:
                 self.say(f"cannot {what}: {error}")
                 return None
             except SlurmError as error:

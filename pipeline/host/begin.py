@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, EXIT_STOPPED
 from pipeline.hints import command
@@ -17,8 +18,8 @@ from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, may_begin
 from pipeline.run.place import place_of
 from pipeline.run.records import BeginRecord, JobRecord, SaidRecord
+from pipeline.run.saves import check_checkpoints
 from pipeline.run.verdict import EXIT_CODES, Verdict
-from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.time_limits import time_seconds
 from pipeline.submit.run_folder import image_of
@@ -44,6 +45,8 @@ class HostBegin(Leaseholder):
             return self.refuse(early)
         if (needs := self.needs()) and not is_complete(self.run, self.config, needs):
             return self.wait_for_input(needs)
+        if self.stage == "pretrain":
+            check_checkpoints(self.run)  # an error where there were some, and none is there any more
         image_of(self.run, self.cluster)  # an error where the file is another one than the Run was made with
         if code := self.avoid_bad_nodes(self.nodes()):
             return code
@@ -174,7 +177,7 @@ class HostBegin(Leaseholder):
         """Queue the Job that goes on when this one ends, however it ends. Training does not wait for it to succeed."""
         if not self.asks:
             return
-        quick = Slurm(timeout=20, pauses=())
+        quick = replace(self.slurm, timeout=20, pauses=())
         try:
             successor = self.queue.ensure_successor(self.job_id, self.since or time.time(), quick, by=self.name)
         except SlurmError as error:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipeline.errors import EXIT_DONE
 from pipeline.hints import command
@@ -16,13 +17,15 @@ from pipeline.image.container_errors import container_failure
 from pipeline.plan.flags import signal_lead
 from pipeline.plan.jobs import STAGES
 from pipeline.run.attempts import as_attempt, past_attempts, progress, settle
-from pipeline.run.blame import blame_of, review
+from pipeline.run.blame import Fault, blame_of, blamed_nodes, review, was_fine
 from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, after_attempt
 from pipeline.run.job_ledger import read_ledger
 from pipeline.run.owner import current
 from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord, read_record
 from pipeline.run.verdict import EXIT_CODES, WARNED_EARLY, Verdict, await_owner, how_it_ended, said_of
+from pipeline.slurm.launch_errors import nodes_named
+from pipeline.slurm.node_lists import few_nodes
 from pipeline.slurm.time_limits import time_seconds
 from pipeline.submit.queue import QueuedJob
 
@@ -48,12 +51,12 @@ class HostEnd(Leaseholder):
             return EXIT_CODES[Verdict.CRASH]
         await_owner(self.run, self.job_id, self.number, self.stage)
         begin = self.beginning()
-        said = self.said(exit_status)
         past = past_attempts(self.run, self.stage, self.part)
         past = [attempt for attempt in past if (attempt.job_id, attempt.number) != (self.job_id, self.number)]
+        said = self.said(exit_status, begin, past)
         verdict = self.settle(begin, said, self.warned(begin), past)
         last = as_attempt(begin, verdict)
-        withdrawn = self._review(last, past)
+        withdrawn = self.review(last, past)
         decision = after_attempt(
             replace(last, blamed=[name for name in last.blamed if name not in withdrawn]), self.since_started(past),
             stage=self.stage, stop=self.run.stop.exists(), tries=self.cluster.max_restarts_without_progress,
@@ -107,18 +110,22 @@ class HostEnd(Leaseholder):
         units: int | None = None,
     ) -> VerdictRecord:
         """Write the verdict, with the nodes that are to blame."""
-        report = read_record(self.run.preflight(self.job_id, self.number))
-        blame = blame_of(said.model_dump(), report, past, begin.environment)
+        blame = None
+        if said.verdict == Verdict.ENVIRONMENT:
+            report = read_record(self.run.preflight(self.job_id, self.number))
+            blame = blame_of(said.model_dump(exclude_none=True), report, past, begin.environment)
         verdict = settle(self.run, begin, said, warned, blame=blame, units=units)
         self.run.warned(self.job_id, self.number).unlink(missing_ok=True)
         return verdict
 
-    def _review(self, last: Attempt, past: Sequence[Attempt]) -> list[str]:
+    def review(self, last: Attempt, past: Sequence[Attempt]) -> list[str]:
         """Put the nodes that are to blame on the list; take back what this attempt shows to be no node's fault."""
         blamed, withdrawn = review(last, past)
         if withdrawn:
             self.event("blame taken back", nodes=withdrawn, reason=last.reason)
-            self.try_or_say("take nodes off the list of bad ones", lambda: self.bad_nodes.withdraw(withdrawn))
+            self.try_or_say(
+                "take nodes off the list of bad ones", lambda: self.bad_nodes.withdraw(withdrawn, str(self.run.root))
+            )
         if blamed:
             self._note_bad_nodes(blamed, last.reason)
         return [name for name in last.blamed if name not in blamed]
@@ -145,7 +152,7 @@ class HostEnd(Leaseholder):
         job = self.me()
         return job is not None and self.has_moved_on(job) and job.state == "running"
 
-    def said(self, exit_status: int) -> SaidRecord:
+    def said(self, exit_status: int, begin: BeginRecord, past: Sequence[Attempt]) -> SaidRecord:
         """Return what is known of the end: a rank's word, or what Slurm and the log tell in place of one."""
         said = how_it_ended(self.run, self.job_id, self.number, self.stage, exit_status, from_srun=True)
         log = self._log_tail() if said.verdict == Verdict.CRASH else ""
@@ -154,13 +161,22 @@ class HostEnd(Leaseholder):
             key = "the cluster file's mem, or pretrain.micro_batch_size"
             reason = f"out of memory (Slurm's oom_kill); change {key}"
             said = said.but(verdict=Verdict.OUT_OF_MEMORY, reason=reason)
-        elif self.cluster.image and (failure := container_failure(log, self.cluster.image, self.nodes())):
+        elif unsaid and (named := nodes_named(log)):
+            faults = [Fault(node.name, "launch") for node in named]
+            blamed = blamed_nodes(faults, self.nodes(), fine_before=was_fine(past, begin.environment))
+            told = f"Slurm says of {few_nodes([node.name for node in named])}: {named[0].text}"
+            said = said.but(verdict=Verdict.ENVIRONMENT, reason=told, nodes=blamed)
+        elif self.cluster.image and (failure := self._container_failure(log, begin, past)):
             said = said.but(**failure)
         elif unsaid and (error := FIRST_ERROR.search(log)):
             said = said.but(reason=f"{said.reason}; first error in its log: {error[0].strip()[:300]}")
         if unsaid:
             self.say(f"{said.verdict}: {said.reason}")
         return said
+
+    def _container_failure(self, log: str, begin: BeginRecord, past: Sequence[Attempt]) -> dict[str, Any] | None:
+        fine = was_fine(past, begin.environment)
+        return container_failure(log, str(self.cluster.image), self.nodes(), fine_before=fine)
 
     def _log_tail(self) -> str:
         try:

@@ -56,13 +56,14 @@ class EvaluateEnd(HostEnd):
 
     def end(self, exit_status: int) -> int:
         """Return the script's exit code."""
-        begin, units, said = self.beginning(), self._units_done(), self.said(exit_status)
+        begin, units, past = self.beginning(), self._units_done(), past_attempts(self.run, self.stage)
+        said = self.said(exit_status, begin, past)
         warned = None
         if self.run.warned(self.job_id, self.number).is_file():
             early = begin.deadline is not None and time.time() < begin.deadline - 60
             warned = WARNED_EARLY if early else "time limit"
-        verdict = self.settle(begin, said, warned, past_attempts(self.run, self.stage), units)
-        self._review(as_attempt(begin, verdict), past_attempts(self.run, self.stage))
+        verdict = self.settle(begin, said, warned, past, units)
+        self.review(as_attempt(begin, verdict), past)
         if verdict.reason:
             self.say(verdict.reason)
         if verdict.verdict in FINAL or self.run.stop.exists():

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pipeline.errors import EXIT_DONE
 from pipeline.host.attempt import Host
-from pipeline.run.job_ledger import entry_of
+from pipeline.run.job_ledger import entry_of, this_user
 from pipeline.run.owner import current, is_alive, take
 from pipeline.run.records import JobRecord
 from pipeline.run.verdict import verdict_of
@@ -43,14 +43,15 @@ class Leaseholder(Host):
     def _holder_state(self, holder: dict[str, Any]) -> HolderState:
         """Tell whether the holder's attempt is over. Its processes may live on: that is what the fence is for."""
         job_id = str(holder.get("job_id", ""))
-        if job_id == self.job_id:
-            return "gone"  # an earlier attempt of this very Job: Slurm starts one at a time
+        if job_id == self.job_id:  # Slurm starts one attempt of a Job at a time: a later one has this one's place
+            return "gone" if int(holder.get("attempt") or 0) <= self.number else "alive"
         if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id):  # a local scheduler or a person: nobody to ask
             return "alive" if is_alive(holder) else "gone" if holder.get("pid") else "unknown"
         entry = entry_of(self.run, job_id)
         if not self.asks:
             return self._unasked_state(holder, entry)
-        job = self.slurm.jobs([job_id])[job_id]
+        another = entry is not None and entry.user not in ("", this_user())  # whose Jobs may be hidden from this user
+        job = self.slurm.jobs([job_id], others=[job_id] if another else ())[job_id]
         if not job.answered:
             # A successor is started by Slurm after its predecessor has ended, and never beside it.
             return "gone" if self._comes_after(entry) else "unknown"

@@ -60,9 +60,17 @@ NO_HOOKS = Hooks()
 class Saver:
     """Saves checkpoints into a folder, one at a time. Use it as a context: leaving waits for the save in flight."""
 
-    def __init__(self, folder: Path, about: dict[str, Any], hooks: Hooks = NO_HOOKS, *, limit: float = LIMIT) -> None:
-        """`about` goes into every manifest as it is."""
-        self.folder, self.about, self.hooks, self.limit = folder, about, hooks, limit
+    def __init__(
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        hooks: Hooks = NO_HOOKS,
+        *,
+        limit: float = LIMIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`about` goes into every manifest as it is; `limit` seconds of `clock` may pass for a save."""
+        self.folder, self.about, self.hooks, self.limit, self.clock = folder, about, hooks, limit, clock
         self.newest: int | None = None  # step of the last save, in flight or on disk
         self.rank, self.world_size = _rank(), _world_size()
         self.stager = Stager()
@@ -114,17 +122,18 @@ class Saver:
             return
         if not self.thread.is_alive():
             self.wait()
-        elif time.monotonic() - self.started > self.limit:
+        elif self.clock() - self.started > self.limit:
             self.wait(0)
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until nothing is in flight; raise what made the save fail, once."""
         if self.thread is None:
             return
-        left = self.started + self.limit - time.monotonic() if seconds is None else seconds
-        self.thread.join(max(0.0, left))
+        deadline = self.started + self.limit if seconds is None else self.clock() + seconds
+        while self.thread.is_alive() and (left := deadline - self.clock()) > 0:
+            self.thread.join(min(left, 1.0))  # not all at once: the clock may stand still
         if self.thread.is_alive():
-            waited = time.monotonic() - self.started
+            waited = self.clock() - self.started
             raise StorageError(f"{self.folder}: the save of step {self.newest} hangs, for {waited:.0f} s by now")
         self.thread, failure, self.failure = None, self.failure, None
         if failure is not None:
@@ -144,7 +153,7 @@ class Saver:
             except BaseException as error:
                 self.failure = error
 
-        self.started = time.monotonic()
+        self.started = self.clock()
         # A daemon, so that a hanging disk cannot keep a process from ending.
         self.thread = threading.Thread(target=run, name="checkpoint writer", daemon=True)
         self.thread.start()
@@ -186,7 +195,7 @@ class Saver:
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
         while not condition():
-            if time.monotonic() - self.started > self.limit:
+            if self.clock() - self.started > self.limit:
                 raise StorageError(f"{what} in {self.limit:.0f} s")
             time.sleep(POLL)
 

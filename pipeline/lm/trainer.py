@@ -72,7 +72,8 @@ class Trainer:
         self.config, self.hardware, self.files = config, hardware, files
         self.stepper = Stepper(config, hardware, batches, Injector(hardware.rank, files.event), files.ledger)
         self.rollbacks = 0
-        self.saver = Saver(files.checkpoints, about, Hooks(self._before_publish, self._saved))
+        clock = files.watchdog.clock if files.watchdog else time.monotonic
+        self.saver = Saver(files.checkpoints, about, Hooks(self._before_publish, self._saved), clock=clock)
         self.spikes = SpikeDetector(config.pretrain.spike_threshold, config.pretrain.spike_window)
         self.stragglers = Stragglers(config.pretrain.straggler_threshold)
         length = config.pretrain.sequence_length

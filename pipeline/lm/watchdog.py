@@ -10,18 +10,21 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.lm.awake import AwakeClock
 from pipeline.lm.door import Address, answers
+from pipeline.lm.fuse import Fuse
 
 POLL_SECONDS = 0.5
 # How long the main thread may take to end by itself once it is clear that the attempt is over.
 GRACE_SECONDS = 10.0
 # Other ranks' watchdogs fire within moments; they get this long to print their stacks before stopped ones are killed.
 REPORT_SECONDS = 5.0
-# The watchdog itself needs the interpreter; code that never gives it up is ended this much later, by a C thread.
+# The watchdog itself needs the interpreter; code that never gives it up is ended this much later, by another process.
 INTERPRETER_SECONDS = 10.0
 DYING_SECONDS = 3.0  # that a killed process may take from closing its connections to being gone
 NAMED = 8  # ranks named at most
@@ -66,28 +69,42 @@ class Watchdog:
     step: int | None = None
     what: str = "start-up"
     waits: Callable[[], bool] = lambda: False  # whether this rank has done its share and waits for the others
+    clock: AwakeClock = field(
+        default_factory=AwakeClock
+    )  # of all limits: time in which this process was stopped is none
 
     def __post_init__(self) -> None:
+        self._fuse: Fuse | None = None
         self._stepped = False
         self._over: float | None = None  # since when it is known that the attempt cannot go on
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
+        faulthandler.enable()  # prints the stacks where the fuse, or a fault, ends this process
+        with suppress(OSError):  # no more processes: then it does without
+            self._fuse = Fuse()
         self.expect("start-up", self.first_step_timeout)
         self._thread.start()
 
     def close(self) -> None:
         """Stop watching; the attempt has come to its end."""
         self._closed.set()
-        faulthandler.cancel_dump_traceback_later()
         if self._thread.is_alive():
             self._thread.join()
+        self.clock.stop()
+        if self._fuse is not None:
+            self._fuse.close()
+            self._fuse = None
 
     def expect(self, what: str, seconds: float) -> None:
         """Allow `seconds` for `what`, from now on."""
-        self.what, self.limit, self.deadline = what, seconds, time.monotonic() + seconds
-        faulthandler.dump_traceback_later(seconds + INTERPRETER_SECONDS, exit=True)
+        self.what, self.limit, self.deadline = what, seconds, self.clock() + seconds
+        self._feed(seconds)
+
+    def _feed(self, seconds: float) -> None:
+        if (fuse := self._fuse) is not None:
+            fuse.feed(seconds + INTERPRETER_SECONDS)
 
     def beat(self, step: int) -> None:
         """Note that `step` is done."""
@@ -119,8 +136,14 @@ class Watchdog:
         return "no step yet" if self.step is None else f"after step {self.step}"
 
     def _watch(self) -> None:
+        self.clock.tick()
         while not self._closed.wait(POLL_SECONDS):
-            if time.monotonic() > self.deadline:
+            if (stopped := self.clock.tick()) > 0:
+                print(f"{self.me} was stopped for {stopped:.0f} s, which do not count", file=sys.stderr, flush=True)
+                with suppress(OSError):
+                    self.around.event("was stopped", rank=self.me.rank, step=self.step, seconds=round(stopped, 1))
+            self._feed(max(0.0, self.deadline - self.clock()))
+            if self.clock() > self.deadline:
                 self._hang()
             elif (outlook := self._outlook()) is None:
                 self._over = None
@@ -140,12 +163,13 @@ class Watchdog:
 
     def _overdue(self) -> bool:
         """Tell whether the main thread has had its time to end by itself."""
-        self._over = self._over or time.monotonic()
-        return time.monotonic() > self._over + GRACE_SECONDS
+        self._over = self.clock() if self._over is None else self._over
+        return self.clock() > self._over + GRACE_SECONDS
 
     def _hang(self) -> None:
         """Say where this rank stands, hear the others, kill those of this machine that cannot speak, and end."""
         waits = self.waits()  # before anything else takes time
+        self._feed(REPORT_SECONDS)
         reason = f"{self.after}: {self.what} took longer than {self.limit:g} s"
         print(f"\nhang: {self.me}, {reason}. All its Python stacks:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)

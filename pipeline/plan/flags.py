@@ -37,6 +37,7 @@ def job_flags(
         "nodes": str(config.pretrain.nodes if parallel else 1),
         "ntasks-per-node": str(tasks),
         "time": getattr(config, stage).time,
+        **({"time-min": least} if stage == "pretrain" and (least := config.pretrain.time_min) else {}),
         "signal": f"B:USR2@{signal_lead(cluster, save_seconds)}",
     }
     if phase == ARRAY_PHASE:

@@ -14,6 +14,7 @@ from pipeline.plan.estimate import estimate
 from pipeline.plan.ettr import Reliability
 from pipeline.plan.flags import ARRAY_PHASE, PARALLEL, TOKENIZE_PHASES, Flags, gpus_of, job_flags, signal_lead
 from pipeline.plan.launch import launch_file
+from pipeline.plan.survival import Survival, survival_text
 from pipeline.run.folder import Run
 from pipeline.slurm.options import option_words
 from pipeline.slurm.time_limits import time_seconds
@@ -65,6 +66,7 @@ class Plan:
     alone: list[Job]  # that run only where they are asked for
     files: dict[str, str]  # path inside the Run -> text
     derived: dict[str, str]  # what -> value with its arithmetic
+    segments: int = 1  # time limits that the training takes, as far as that is known
 
     def to_json(self) -> dict[str, Any]:
         jobs = {
@@ -107,7 +109,8 @@ def make_plan(config: Config, cluster: Cluster, run: Run, measured: Measured | N
         str(run.launch(stage).relative_to(run.root)): launch_file(stage, config, cluster, run)
         for stage in (*ALONE, *STAGES)
     }
-    return Plan(str(run.root), cluster.scheduler, jobs, alone, files, derive(config, cluster, measured))
+    derived, needed = derive(config, cluster, measured), segments_needed(config, cluster, measured)
+    return Plan(str(run.root), cluster.scheduler, jobs, alone, files, derived, needed)
 
 
 def _check_ranks(config: Config, cluster: Cluster) -> None:
@@ -258,7 +261,7 @@ def _derive_segments(config: Config, cluster: Cluster, measured: Measured) -> di
             f"{hours:,.1f} = {segments} Segments x {pretrain.nodes} nodes x {gpus} GPUs x {pretrain.time}; "
             f"more where they are requeued, up to max_gpu_hours ({bound})"
         )
-    return derived | _derive_reliability(config, cluster, measured)
+    return derived | _derive_reliability(config, cluster, measured) | _derive_survival(config, cluster, measured)
 
 
 def _derive_reliability(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
@@ -283,6 +286,29 @@ def _derive_reliability(config: Config, cluster: Cluster, measured: Measured) ->
     }
 
 
+def _derive_survival(config: Config, cluster: Cluster, measured: Measured) -> dict[str, str]:
+    """Say how likely the chain's own rules end it though nothing but random failures happens."""
+    pretrain, guess = config.pretrain, ""
+    if measured.tokens_per_s:
+        left = _seconds_left(config, measured)
+        step = sizes.tokens_per_step(config) / measured.tokens_per_s
+    elif pretrain.segments:
+        left = pretrain.segments * _useful_seconds(config, cluster)
+        step, guess = left / pretrain.max_steps, "; if training takes all of its Segments"
+    else:
+        return {}
+    start = measured.restart_seconds or START_SECONDS
+    first_save = start + pretrain.save_interval * step + (measured.save_seconds or 0.0)
+    mean = cluster.node_mtbf_days * DAY / pretrain.nodes
+    survival = Survival(mean, first_save, left, cluster.max_restarts_without_progress)
+    return {"own rules": survival_text(survival) + guess}
+
+
 def gpu_hours(config: Config, cluster: Cluster, plan: Plan) -> float:
-    """Return the most GPU-hours that the Plan's Jobs can use, each within its time limit."""
-    return sum(job.nodes * gpus_of(job.stage, config, cluster) * time_seconds(job.time) / 3600 for job in plan.jobs)
+    """Return the most GPU-hours that the Plan's Jobs, and the Segments that follow them, use within their limits."""
+
+    def hours(job: Job) -> float:
+        times = plan.segments if job.stage == "pretrain" and not job.segment else 1
+        return times * job.nodes * gpus_of(job.stage, config, cluster) * time_seconds(job.time) / 3600
+
+    return sum(map(hours, plan.jobs))

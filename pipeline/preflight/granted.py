@@ -22,11 +22,15 @@ class Granted(BaseModel):
     limit: int | None = None  # bytes that this very step may use
 
 
-def granted(environ: Mapping[str, str], number: int | None, root: Path) -> Granted:
-    """Read it on the node that is the Job's `number`-th, of the environment and the cgroup of this process."""
+def granted(environ: Mapping[str, str], number: int | None, root: Path, present: int | None = None) -> Granted:
+    """Read it on the node that is the Job's `number`-th, of the environment and the cgroup of this process.
+
+    `present`: CPUs of the machine; a site may let Slurm give more.
+    """
     cpus = job_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""), number)
     whole, each = (_number(environ.get(name)) for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"))
     memory = whole or (each * cpus if each and cpus else None)
+    cpus = min(cpus, present) if cpus and present else cpus
     return Granted(cpus=cpus, memory=memory * MIB if memory else None, limit=memory_limit(root))
 
 

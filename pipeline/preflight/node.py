@@ -50,7 +50,8 @@ def look_around(record: NodeRecord, folder: Path, root: Path = ROOT) -> None:
     record.memlock = None if soft == resource.RLIM_INFINITY else soft
     record.load, record.cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     nodes = expected_nodes()
-    record.granted = granted(os.environ, nodes.index(record.node) if record.node in nodes else None, root)
+    number = nodes.index(record.node) if record.node in nodes else None
+    record.granted = granted(os.environ, number, root, os.cpu_count())
     record.boot_id = _text(root / "proc/sys/kernel/random/boot_id")
     record.shm_free = _free(root / "dev/shm")
     record.free_bytes = _free(folder)

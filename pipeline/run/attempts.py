@@ -15,6 +15,7 @@ from pipeline.run.decision import Attempt
 from pipeline.run.folder import Run
 from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord, number, read_record
 from pipeline.run.verdict import LOST, WARNED_EARLY, how_it_ended
+from pipeline.slurm.node_lists import few_nodes
 
 NAME = re.compile(r"(?P<job_id>.+)\.(?P<number>[0-9]+)")
 # What version 0.1.0 called the same: files JOB.N.begin and JOB.N.json beside each other, and these keys in them.
@@ -184,7 +185,7 @@ def settle_lost(run: Run, stage: str, now: str, number_: int, part: str = "") ->
         if one.begin is None or one.verdict is not None or (one.job_id, one.number) == (now, number_):
             continue
         said = how_it_ended(run, one.job_id, one.number, stage)
-        nodes = ", ".join(one.begin.nodes[:8]) + (", …" if len(one.begin.nodes) > 8 else "")
+        nodes = few_nodes(one.begin.nodes) if one.begin.nodes else ""
         ended = None
         if said.verdict == "crash":
             # Its last sign of life; what came after was waiting for nodes.

@@ -26,7 +26,7 @@ MACHINE = re.compile(
     re.I,
 )
 # Services that others keep busy or restart; the pause between attempts is what helps.
-TEMPORARY = re.compile(r"is busy or out of order for now", re.I)
+BUSY = "is busy or out of order for now"  # of a registry, in image/container_errors.py
 
 MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 UNIT = r"[kmgtp]?i?b(?:ytes?)?(?:/s)?|[mun\u00b5]?s|min(?:utes?)?|sec(?:onds?)?|h(?:ours?)?|days?|%|am|pm|utc"
@@ -96,4 +96,4 @@ def may_be_a_machine(verdict: str, reason: str) -> bool:
 
 def is_temporary(verdict: str, reason: str) -> bool:
     """Tell whether time heals it: a node that was lost to Slurm, a registry that is busy."""
-    return verdict == LOST or (verdict == ENVIRONMENT and bool(TEMPORARY.search(reason[:LONGEST])))
+    return verdict == LOST or (verdict == ENVIRONMENT and BUSY in reason[:LONGEST])

@@ -77,7 +77,7 @@ def current(path: Path) -> tuple[int, Record | None]:
     claim = claim_path(path, numbers[-1]) if numbers else path
     try:
         record = json.loads(claim.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError):
         record = None
     owned_by = record if isinstance(record, dict) and not record.get("released") else None
     return (numbers[-1] if numbers else 0), owned_by
@@ -185,9 +185,7 @@ def _remedy(path: Path, holder: Record) -> str:
     if holder.get("host") == socket.gethostname():
         return f"Wait until it has ended, or end it: kill {holder['pid']}"
     free = f"{python_word()} -m pipeline.run.owner free {shlex.quote(shown(path.parent.parent))}"
-    expires = (
-        f" (it is free by itself {EXPIRY_SECONDS:.0f} s after the last sign of life)" if holder.get("beats") else ""
-    )
+    expires = f" (it is free {EXPIRY_SECONDS:.0f} s after its last sign of life)" if holder.get("beats") else ""
     return f"If that process is gone{expires}, and nothing but it was at work, free it now:\n  {free}"
 
 

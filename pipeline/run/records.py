@@ -101,6 +101,7 @@ class SaidRecord(FileRecord):
     step: int | None = None
     stage: str | None = None
     nodes: list[str] = []  # that it found unfit
+    sure: bool | None = None  # others of the attempt were looked at, and fine
     began: float | None = None  # when the job script started, unix s
     time: float = 0.0  # unix s
     host: str = ""

@@ -11,6 +11,8 @@ from pipeline.files import append_line
 from pipeline.run.folder import Run
 from pipeline.run.records import number, read_records
 
+WITHDRAWN = "withdrawn"
+
 
 @dataclass(frozen=True)
 class BadNode:
@@ -33,23 +35,24 @@ class BadNodes:
         for name in names:
             append_line(self.path, {"node": name, "reason": reason, "until": until, "run": run})
 
-    def withdraw(self, names: list[str]) -> None:
-        """Take nodes off the list again."""
+    def withdraw(self, names: list[str], run: str) -> None:
+        """Take back what `run` has said of these nodes; what other Runs say of them stays."""
         for name in names:
-            append_line(self.path, {"node": name, "reason": "", "until": 0.0, "run": ""})
+            append_line(self.path, {"node": name, "reason": WITHDRAWN, "until": 0, "run": run})
 
     def read(self, now: float | None = None) -> dict[str, BadNode]:
         """Return those that count now, by name."""
-        found: dict[str, BadNode] = {}
+        now, words = now or time.time(), list[BadNode]()
         for record in read_records(self.path):
             until = number(record.get("until")) or 0.0
-            if not isinstance(record.get("node"), str):
-                continue
-            found.pop(record["node"], None)
-            if until > (now or time.time()):
-                node = BadNode(record["node"], str(record.get("reason", "")), until, str(record.get("run", "")))
-                found[node.name] = node
-        return found
+            node = BadNode(
+                str(record.get("node", "")), str(record.get("reason", "")), until, str(record.get("run", ""))
+            )
+            if record.get("reason") == WITHDRAWN:
+                words = [word for word in words if (word.name, word.run) != (node.name, node.run)]
+            elif until > now and isinstance(record.get("node"), str):
+                words.append(node)
+        return {node.name: node for node in words}
 
 
 def bad_nodes_of(run: Run, cluster: Cluster) -> BadNodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
@@ -31,6 +32,9 @@ from pipeline.slurm.window import NODE_COLUMNS, PLANNED_COLUMNS
 
 # Through how many shells the prefix passes: none, one as `ssh` and `su -c` do, or two as `ssh login01 su - user -c`.
 Quoting = Literal["argv", "one-string", "two-strings"]
+Mark = Literal["comment", "name"]
+OF_CLUSTERS = frozenset("sbatch squeue scontrol scancel sinfo sacct sprio sshare".split())  # that take --clusters
+NAME = "--job-name="
 JOB_ID = re.compile(r"([0-9]+)(;[^\s;]+)?")
 
 
@@ -51,22 +55,32 @@ class Partition(NamedTuple):
 class Slurm:
     """Slurm's commands, run here, or by `prefix` elsewhere.
 
-    `timeout` is the seconds that a command may take, `pauses` are those between attempts to submit.
+    `timeout` is the seconds that a command may take, `pauses` are those between attempts to submit. `cluster` is one of
+    several that share a database. `mark` is where a Job shows that it is ours.
     """
 
     prefix: tuple[str, ...] = ()
     quoting: Quoting = "argv"
     timeout: float = 30
     pauses: tuple[float, ...] = (1, 4, 15, 30)
+    cluster: str | None = None
+    mark: Mark = "comment"
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that are really run."""
+        words = [words[0], *self._clusters(words), *words[1:]]
         if not self.prefix:
-            return list(words)
+            return words
         words = ["env", *(word for name in FOREIGN_NAMES for word in ("-u", name)), "LC_ALL=C", *words]
         text = shlex.join(words)
         quoted = {"argv": words, "one-string": [text], "two-strings": [shlex.quote(text)]}
         return [*self.prefix, *quoted[self.quoting]]
+
+    def _clusters(self, words: Sequence[str]) -> list[str]:
+        """Name the cluster; not to itself: its nodes seldom reach the database, where others are looked up."""
+        at_home = not self.prefix and os.environ.get("SLURM_CLUSTER_NAME") == self.cluster
+        named = self.cluster is not None and words[0] in OF_CLUSTERS and "--version" not in words
+        return [f"--clusters={self.cluster}"] if named and not at_home else []
 
     def ask(self, words: Sequence[str], timeout: float | None = None, input: str | None = None) -> Answer:
         """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""
@@ -97,6 +111,7 @@ class Slurm:
         wanted beside an earlier one needs a new token.
         """
         words = ["sbatch", "--parsable", f"--comment={token}", *flags, script, *args]
+        before = self._with_name_of(flags) if self.mark == "name" else set()
         pauses = [*self.pauses, None]
         for pause in pauses:
             answer = self.ask(words)
@@ -107,7 +122,7 @@ class Slurm:
                 raise (SlurmFull if is_full(answer) else SlurmRefused)(words, answer.talk)
             time.sleep(pause or 0)
             try:
-                found = self.find([token]).get(token)
+                found = self._taken(flags, token, before)
             except SlurmError as error:
                 # The Job may be there: to submit again would make two of them.
                 raise SlurmError(
@@ -118,6 +133,18 @@ class Slurm:
             if found is not None:
                 return found
         raise SlurmError(words, said_by(answer))
+
+    def _taken(self, flags: Sequence[str], token: str, before: set[int]) -> str | None:
+        """Return the id of the Job that sbatch made without a word, if it did."""
+        if self.mark == "comment":
+            return self.find([token]).get(token)
+        new = self._with_name_of(flags) - before
+        return str(max(new)) if new else None
+
+    def _with_name_of(self, flags: Sequence[str]) -> set[int]:
+        """Return the ids of this user's Jobs of the name that these options give."""
+        name = next((flag.removeprefix(NAME) for flag in flags if flag.startswith(NAME)), "")
+        return {int(whole) for whole, job in self._squeue(["--me"]) if job.name == name}
 
     def test_only(self, flags: Sequence[str], script: str, args: Sequence[str] = ()) -> str:
         """Ask sbatch when the Job would start, and submit nothing; SlurmRefused where it could never."""
@@ -141,11 +168,14 @@ class Slurm:
 
     # Looking
 
-    def jobs(self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = ()) -> dict[str, SlurmJob]:
+    def jobs(
+        self, ids: Iterable[str], timeout: float = 9, settled: Collection[str] = (), others: Collection[str] = ()
+    ) -> dict[str, SlurmJob]:
         """Return what is known of each Job: from squeue; of those that it does not list, from sacct.
 
         Two calls, for any number of Jobs; scontrol is only asked about a single one, and where squeue cannot be. Of
         `settled` ones, which have left word of how they ended, it is enough that squeue has forgotten them.
+        `others` are other users' Jobs: where they are not listed, a site's PrivateData may hide them.
         """
         ids = list(dict.fromkeys(ids))
         if not ids:
@@ -164,19 +194,23 @@ class Slurm:
                 # The database keeps as running what a controller lost; squeue, where it answers, knows all that live.
                 found |= {job_id: job for job_id, job in told.items() if job.ended or not answered}
                 break
-        return {job_id: found.get(job_id) or unknown(job_id, why, answered) for job_id in ids}
+        return {job_id: found.get(job_id) or unknown(job_id, why, answered and job_id not in others) for job_id in ids}
 
     def with_comment(self, prefix: str, timeout: float | None = None) -> list[SlurmJob]:
         """Return the Jobs of any user, in any state that squeue still shows, whose comments begin with `prefix`."""
         return [job for _, job in self._squeue(["-a"], timeout) if job.comment.startswith(prefix)]
 
-    def of_run(self, run_id: str, prefix: str, mark: str, users: Collection[str]) -> list[SlurmJob]:
-        """Return a Run's Jobs of these users, arrays as one; `mark` says what they are known by, comment or name."""
+    def of_run(self, run_id: str, users: Collection[str] = ()) -> list[SlurmJob]:
+        """Return the Jobs that bear a Run's mark: a comment `pipeline:ID:…`, or a name `…-ID`; arrays as one.
+
+        Of these `users` alone, so that a large cluster's queue is not read whole; of none: of any user.
+        """
         which = ["-a", "-u", ",".join(sorted(users))] if users else ["-a"]
+        comment, name = f"pipeline:{run_id}:", f"-{run_id}"
         rows = [
             (whole, job)
             for whole, job in self._squeue(which)
-            if (job.comment.startswith(prefix) if mark == "comment" else job.name.endswith(f"-{run_id}"))
+            if (job.comment.startswith(comment) if self.mark == "comment" else job.name.endswith(name))
         ]
         return list(by_id(rows, dict.fromkeys(whole for whole, _ in rows)).values())
 
@@ -230,10 +264,11 @@ class Slurm:
         except SlurmError:
             return False
 
-    def partitions(self) -> list[Partition]:
-        """List partitions, once for each kind of node in them."""
+    def partitions(self, *, hidden: bool = False, timeout: float | None = None) -> list[Partition]:
+        """List partitions, once for each kind of node in them; also those that are hidden from this user, if asked."""
         found = []
-        for line in self.run(["sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G"]).splitlines():
+        words = ["sinfo", "-h", *(["-a"] if hidden else []), "-o", "%P|%a|%l|%D|%c|%m|%G"]
+        for line in self.run(words, timeout).splitlines():
             cells = [cell.strip() for cell in line.split("|")]
             if len(cells) == 7:
                 name, up, limit, nodes, cpus, memory, gres = cells
@@ -256,11 +291,11 @@ class Slurm:
         """Return the settings of a partition: `GraceTime`: `0`."""
         return fields_of(self.run(["scontrol", "-o", "show", "partition", name]).strip())
 
-    def accounts(self) -> list[str]:
+    def accounts(self, timeout: float | None = None) -> list[str]:
         """List this user's accounts; SlurmError where there is no accounting to ask."""
-        user = self.run(["id", "-un"]).strip()
+        user = self.run(["id", "-un"], timeout).strip()
         words = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user}", "format=Account"]
-        return list(dict.fromkeys(self.run(words).split()))
+        return list(dict.fromkeys(self.run(words, timeout).split()))
 
     def srun_knows(self, option: str) -> bool:
         """Tell whether srun has an option: those of plugins are only there where the plugin is loaded."""

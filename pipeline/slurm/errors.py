@@ -68,6 +68,15 @@ REMEDIES = [
 ]
 
 
+LONGEST = 4000  # characters of what a command said: a page of some proxy is not for a person
+
+
+def _shown(words: Sequence[str]) -> str:
+    """Write a command for a person: a list of a thousand nodes is cut, and no separator is left that cannot be seen."""
+    short = (word if len(word) <= 400 else f"{word[:400]}…" for word in words)
+    return "".join(letter if letter.isprintable() else "?" for letter in shlex.join(short))
+
+
 class SlurmError(NotReadyError):
     """A command of Slurm's is missing, hangs or fails. `answer` is what it said."""
 
@@ -75,7 +84,7 @@ class SlurmError(NotReadyError):
         self.words, self.answer = list(words), answer.strip()
         remedy = remedy or next((text for pattern, text in REMEDIES if pattern.search(answer)), "")
         said = self.answer or "it said nothing"
-        super().__init__(f"{shlex.join(words)}\n{said}" + (f"\nWhat to do: {remedy}" if remedy else ""))
+        super().__init__(f"{_shown(words)}\n{said[:LONGEST]}" + (f"\nWhat to do: {remedy}" if remedy else ""))
 
 
 class SlurmRefused(SlurmError):

@@ -18,6 +18,7 @@ from pipeline.slurm.node_lists import expand_node_list
 from pipeline.slurm.options import option_words
 
 OPTION = "exclude"
+TOLD = 6  # nodes that are named with their reasons
 
 
 class Exclusion(NamedTuple):
@@ -28,7 +29,8 @@ class Exclusion(NamedTuple):
 
     def words(self) -> str:
         """Say which bad nodes may be used again, and why."""
-        told = ", ".join(f"{node.name} ({node.reason})" for node in self.allowed)
+        told = ", ".join(f"{node.name} ({node.reason})" for node in self.allowed[:TOLD])
+        told += f" and {len(self.allowed) - TOLD} more" if len(self.allowed) > TOLD else ""
         return f"nodes that failed before may be used again, because too few others are left: {told}"
 
 

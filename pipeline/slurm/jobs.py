@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pipeline.slurm.arrays import count_states, names
+from pipeline.slurm.node_lists import few_nodes
 from pipeline.slurm.states import ENDED, explain_reason, lacks_nodes, normal_state
 from pipeline.units import duration
 
@@ -104,11 +105,11 @@ class SlurmJob:
         if self.state == "pending":
             words = explain_reason(self.reason).words.replace("JOB", self.job_id)
             if self.excluded:
-                words = f"too few nodes are left without {self.excluded}, which it is kept off ({words})"
+                words = f"too few nodes are left without {few_nodes(self.excluded)}, which it is kept off ({words})"
             return f"{words}; Slurm expects to start it at {self.start}" if self.start else words
         if self.state in ("running", "completing", "suspended", "requeued"):
             left = f", {duration(self.time_left)} left" if self.time_left is not None else ""
-            return f"{self.state} on {self.nodes}{left}" if self.nodes else self.state
+            return f"{self.state} on {few_nodes(self.nodes)}{left}" if self.nodes else self.state
         if self.state.startswith("unknown"):
             return self.reason or "Slurm's word for its state is not known here"
         return self._end()

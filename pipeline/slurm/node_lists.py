@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from pipeline.config.yaml12 import shown
 from pipeline.errors import UserError
 
+SHORT = 100  # characters of a list that a sentence can hold
 MOST = 100_000  # nodes; a slip like n[0-99999999] must not fill the memory
 PART = re.compile(r"([^\[\],\s]+)|\[([^\[\]]*)\]")
 RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -20,6 +21,18 @@ def expand_node_list(text: str) -> list[str]:
     if not names:
         raise _broken(text)
     return names
+
+
+def few_nodes(nodes: str | Sequence[str], most: int = 6) -> str:
+    """Name some of the nodes in a sentence, and say how many more there are; short lists are left as they are."""
+    if isinstance(nodes, str) and len(nodes) <= SHORT:
+        return nodes
+    try:
+        names = expand_node_list(nodes) if isinstance(nodes, str) else list(nodes)
+    except UserError:
+        return f"{nodes[:SHORT]}…"
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
 def _broken(text: str) -> UserError:

@@ -58,20 +58,20 @@ _BOTH = {
     "wait": "is set by the plan, which waits for no Job; to look, use the verb status",
     "test-only": "submits nothing; use the word --test of the verb submit",
     "cluster-constraint": "chooses another Slurm than is asked afterwards; write one cluster file for each",
-    "clusters": "chooses another Slurm than is asked afterwards; write one cluster file for each",
+    "clusters": "chooses another Slurm than is asked afterwards; write cluster at the top of the cluster file",
     "help": _PRINTS,
     "usage": _PRINTS,
     "version": _PRINTS,
 }
 SBATCH_OWNED = _BOTH | {
-    "kill-on-invalid-dep": _PLAN,
+    "kill-on-invalid-dep": "is set by the plan; write kill_on_invalid_dep in the cluster file",
     "parsable": _PLAN,
     "export-file": "would leave PATH out; write variables below env in the cluster file",
     "array": "is set by the plan, which cuts the work; remove the line",
     "open-mode": "is set by the plan: no log is ever truncated; remove the line",
     "requeue": "is set by the plan: every Job may be requeued; remove the line",
     "no-requeue": "would end the chain at the first dead node; remove the line",
-    "time-min": "would let Slurm shorten the Job to that minimum even where more is free; write time below the stage",
+    "time-min": "is set by the plan; write time below the stage, and time_min below pretrain, which can use it",
     "wrap": "would run another script than the stage's; remove the line",
 }
 SRUN_OWNED = _BOTH | {

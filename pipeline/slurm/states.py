@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pipeline.slurm.node_lists import few_nodes
+
 # One table: a Job of any other state than those that ended may run, or come to run, whether we know its name or not.
 LIVE = frozenset("pending running completing suspended requeued requeue_hold".split())
 ENDED = frozenset("completed failed cancelled timeout node_fail preempted out_of_memory boot_fail deadline".split())
@@ -59,6 +61,15 @@ REASONS = {
         "held: a node could not start it; ask an administrator about that node, then: scontrol release JOB",
         True,
     ),
+    "job requeued in held state": Reason(
+        "requeued and held, by its owner or an administrator; release it: scontrol release JOB", True
+    ),
+    "launch failure limit exceeded": Reason(
+        "held: too many nodes could not start it; ask an administrator about them, then: scontrol release JOB", True
+    ),
+    "user env retrieval failed": Reason(
+        "held: its node could not read your environment; then: scontrol release JOB", True
+    ),
     "JobHoldMaxRequeue": Reason("held after too many requeues; find the cause, then: scontrol release JOB", True),
     "PartitionTimeLimit": Reason(
         "asks for more time than the partition allows, so it would wait for ever; lower the stage's time", True
@@ -95,6 +106,7 @@ REASONS = {
 LACKS_NODES = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "NodeDown", "BadConstraints")
 UNAVAILABLE = re.compile(r"UnavailableNodes:\s*([^\s)]+)")
 PER_JOB = re.compile(r"(QOS|Assoc|Max|Grp)\w*PerJob\w*|(QOS|Assoc)Max\w*(Wall|MinutesPerJob)\w*|QOSMin\w*")
+HELD = re.compile(r"\bheld\b|\bin held state\b")  # "job requeued in held state", and what a later Slurm will call it
 LIMIT = re.compile(r"(QOS|Assoc|Max|Grp)[A-Z]")
 
 
@@ -114,7 +126,7 @@ def explain_reason(reason: str) -> Reason:
     for name, meaning in REASONS.items():
         if text.startswith(name):
             nodes = UNAVAILABLE.search(text)
-            return meaning._replace(words=f"{meaning.words} (now: {nodes[1]})") if nodes else meaning
+            return meaning._replace(words=f"{meaning.words} (now: {few_nodes(nodes[1])})") if nodes else meaning
     if PER_JOB.match(text):
         return Reason(
             f"asks for more than a limit on single Jobs allows ({text}), so it would wait for ever; "
@@ -123,4 +135,6 @@ def explain_reason(reason: str) -> Reason:
         )
     if LIMIT.match(text):
         return Reason(f"a limit of the QOS or account is reached ({text}); it starts when other Jobs have ended")
-    return Reason(f"Slurm says {text}") if text else Reason("Slurm gives no reason")
+    if HELD.search(text):
+        return Reason(f"held ({text[:100]}); find the cause, then: scontrol release JOB", True)
+    return Reason(f"Slurm says {text[:200]}") if text else Reason("Slurm gives no reason")

@@ -27,7 +27,7 @@ BY_LAUNCH = '"${LAUNCH[@]}"'
 def own_step(stage: str, run: Run, config: Config, cluster: Cluster, own: list[str], program: list[str]) -> list[str]:
     """Return the srun line that runs `program` once, as the Jobs of a Stage are run: options, GPUs, memory, image."""
     container = stage_container(stage, config, cluster, run)
-    allocation = own_allocation(stage, config, cluster)
+    allocation = own_allocation(stage, config, cluster) | ({"clusters": cluster.cluster} if cluster.cluster else {})
     return [*srun_words(stage, config, cluster, container, own=own, nodes=1, allocation=allocation), *program]
 
 

@@ -19,7 +19,7 @@ from pipeline.run.folder import Run
 from pipeline.run.records import JobRecord
 from pipeline.slurm.bad_nodes import bad_nodes_of
 from pipeline.slurm.commands import Slurm
-from pipeline.slurm.errors import SlurmRefused
+from pipeline.slurm.errors import SlurmFull, SlurmRefused
 from pipeline.slurm.exclusion import Exclusion, choose_exclusion, with_excluded
 from pipeline.slurm.jobs import SlurmJob, unknown
 from pipeline.slurm.options import option_words
@@ -68,9 +68,7 @@ class RunJobs:
         """
         records = job_ledger.read_ledger(self.run)
         users = {record.user for record in records if record.user} | {job_ledger.this_user()}
-        here = self.slurm.of_run(
-            self.id, job_ledger.token_prefix(self.id), self.cluster.job_mark, users if "" not in users else ()
-        )
+        here = self.slurm.of_run(self.id, users if "" not in users else ())
         found: list[QueuedJob] = []
         for record in records:
             if not record.closed:
@@ -193,7 +191,7 @@ class JobQueue(RunJobs):
         arguments = [str(self.run.root), *([phase] if phase else [])]
         try:
             job_id = slurm.submit(option_words(options), script, arguments, token=record.token)
-        except SlurmRefused:
+        except (SlurmRefused, SlurmFull):
             job_ledger.drop(self.run, record)
             raise
         return job_ledger.keep(self.run, record.but(job_id=job_id))

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,9 @@ from pipeline.config.schema import Config
 from pipeline.config.types import NAME
 from pipeline.config.yaml12 import shown as yaml_shown
 from pipeline.config.yaml12_dump import dump
-from pipeline.errors import UserError
+from pipeline.errors import NotReadyError, UserError
 from pipeline.files import fsync_folder, read_json, read_object, write_json, write_text
-from pipeline.hints import shown
+from pipeline.hints import command, shown
 from pipeline.image.check import check_image, image_sha256
 from pipeline.inference.hugging_face import describe_folder
 from pipeline.plan.jobs import Plan
@@ -99,7 +98,11 @@ def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None
         for folder in (run.control, run.logs, run.root / "attempts", run.root / "launch"):
             folder.mkdir(exist_ok=True)
         remove_leftovers(run)
-        changed = not (keep_code and run.snapshot.is_dir()) and take_snapshot(run)
+        keep_code = keep_code and run.snapshot.is_dir()
+        if keep_code and code_digest(run.snapshot) != code_digest(PROJECT):
+            _check_kept(run, config)
+            return False  # other code need not read what this one writes
+        changed = not keep_code and take_snapshot(run)
         for name, text in plan.files.items():
             write_text(run.root / name, text)
         write_json(run.plan, plan.to_json())
@@ -115,6 +118,18 @@ def prepare(run: Run, config: Config, plan: Plan, cluster: Cluster | None = None
         return is_new
     except OSError as error:
         raise UserError(f"{run.root}: cannot make the Run: {error.strerror or error}") from error
+
+
+def _check_kept(run: Run, config: Config) -> None:
+    """Refuse what cannot be said to Jobs that are queued or running with other code than this."""
+    again = f"\n  {command('cancel', run.root)}\n  {command('resume', run.root)}"
+    if not run.job_records.is_dir():
+        raise NotReadyError(
+            f"{run.root}: its Jobs are of version 0.1.0. Wait for their end, or start them anew:{again}"
+        )
+    if load_run_config(run.config) != config:
+        told = "its Jobs were queued with other code, which goes on to read the config as it is"
+        raise NotReadyError(f"{run.root}: {told}. To change it, start them anew, with the change:{again}")
 
 
 def image_of(run: Run, cluster: Cluster | None) -> dict[str, Any]:
@@ -171,6 +186,8 @@ def describe_code() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # which reads e-mail: every verb would pay for it
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Run all long scenarios, one after another, and print one table of what came of them: `nox -s faults`.
 
-`nox -s faults -- [--only saves|ranks|chain|soak] [--kills N] [--minutes M] [--every S] [--seed N]`. By default the whole
-takes about an hour and a half, of which the soak is a half hour and its twin some minutes. The exit code is 1 if anything failed.
+`nox -s faults -- [--only saves|ranks|chain|chain50|soak] [--kills N] [--minutes M] [--every S] [--seed N]`. By default the whole
+takes about two hours, of which the soak is a half hour and its twin some minutes, chain50 as much. The exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ FOLDER = Path(__file__).resolve().parent
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=["saves", "ranks", "chain", "soak"], default=None)
+    parser.add_argument("--only", action="append", choices=["saves", "ranks", "chain", "chain50", "soak"], default=None)
     parser.add_argument("--kills", default="10", help="of the chain")
     parser.add_argument("--minutes", default="30", help="of the soak")
     parser.add_argument("--every", default="120", help="seconds from one fault of the soak to the next, about")
     parser.add_argument("--seed", default="0")
+    parser.add_argument("--away", default="600", help="seconds that the controller of chain50 is away")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows_path, junit = Path(folder) / "rows.jsonl", Path(folder) / "junit.xml"
@@ -33,6 +34,7 @@ def main() -> int:
             "saves": [str(FOLDER / "kill_save.py")],
             "ranks": ["-m", "pytest", str(FOLDER), "-n", "0", f"--junitxml={junit}"],
             "chain": [str(FOLDER / "kill_chain.py"), "--kills", options.kills, "--seed", options.seed],
+            "chain50": [str(FOLDER / "chain50.py"), "--seed", options.seed, "--away", options.away],
             "soak": [
                 str(FOLDER / "soak.py"), "--minutes", options.minutes, "--every", options.every, "--seed", options.seed,
             ],

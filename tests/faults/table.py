@@ -8,16 +8,25 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 VARIABLE = "FAULTS_ROWS"  # the file that rows are appended to; without it they are only printed by who makes them
-PASSED, FAILED = "passed", "FAILED"
+PASSED, FAILED, SKIPPED = "passed", "FAILED", "not tried"
 
 
 def add(scenario: str, passed: bool, detail: str = "", goodput: float | None = None) -> bool:
     """Note how a scenario went; return whether it passed."""
+    _append(scenario, PASSED if passed else FAILED, detail, goodput)
+    return passed
+
+
+def skip(scenario: str, why: str) -> None:
+    """Note that a scenario could not be tried here."""
+    _append(scenario, SKIPPED, why)
+
+
+def _append(scenario: str, result: str, detail: str, goodput: float | None = None) -> None:
     if path := os.environ.get(VARIABLE):
-        row = {"scenario": scenario, "result": PASSED if passed else FAILED, "detail": detail, "goodput": goodput}
+        row = {"scenario": scenario, "result": result, "detail": detail, "goodput": goodput}
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-    return passed
 
 
 def read(path: Path) -> list[dict[str, object]]:
@@ -32,7 +41,7 @@ def of_pytest(path: Path) -> list[dict[str, object]]:
         module = case.get("classname", "").rpartition(".")[2].removeprefix("test_").replace("_", " ")
         problem = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
         skipped = case.find("skipped")
-        result = FAILED if problem is not None else "not tried" if skipped is not None else PASSED
+        result = FAILED if problem is not None else SKIPPED if skipped is not None else PASSED
         told = problem if problem is not None else skipped
         detail = (told.get("message") or "").split("\n")[0][:80] if told is not None else ""
         rows.append({"scenario": f"{module}: {name}", "result": result, "detail": detail, "goodput": None})

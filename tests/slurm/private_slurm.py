@@ -247,6 +247,8 @@ class PrivateSlurm:
         self.run("scancel", "--user=root", "--quiet", "--full", "--signal=KILL", check=False)
         self.run("scancel", "--user=root", "--quiet", check=False)
         for node in self.nodes:
+            if "DRAIN" in self.node_state(node):  # Slurm does so where a step's end found no controller for too long
+                self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
             if not self.processes.alive(f"slurmd.{node}"):
                 for pid in self.pids_on(node):
                     with suppress(ProcessLookupError):

@@ -39,7 +39,7 @@ SETTINGS = {
     "SlurmctldTimeout": "10",
     "TCPTimeout": "2",
     "MessageTimeout": "10",
-    "UnkillableStepTimeout": "20",
+    "UnkillableStepTimeout": "90",  # a step whose end found no controller says so again after 60 s
     "JobCompType": "jobcomp/filetxt",
 }
 
