@@ -33,14 +33,19 @@ def micro(tmp_path: Path, corpus: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def pipeline(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs `python -m pipeline WORDS` in tmp_path and returns what came of it."""
+def pipeline_in(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs `python -m pipeline WORDS` in a folder and returns what came of it."""
 
     def run(*words: object, timeout: float = 120, **changes: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "pipeline", *map(str, words)],
-            capture_output=True, text=True, cwd=tmp_path, env=environment(**changes), timeout=timeout, check=False,
+            capture_output=True, text=True, cwd=folder, env=environment(**changes), timeout=timeout, check=False,
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs `python -m pipeline WORDS` in tmp_path and returns what came of it."""
+    return pipeline_in(tmp_path)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
 import fake_slurm
-from micro import environment
+import pytest
+from conftest import pipeline_in
+from micro import MICRO, environment
 
 from pipeline.files import read_json, write_json, write_text
 from pipeline.host import jobscript
@@ -99,6 +103,42 @@ class Site:
         """Let sbatch take no Job, and say this; None: it takes them again."""
         path = self.folder / "refuse"
         path.unlink(missing_ok=True) if text is None else path.write_text(text)
+
+
+class KeptSite(Site):
+    """One whose chain is submitted once, and put back for each test: its paths stay the same."""
+
+    def __init__(self, folder: Path, corpus: Path, cluster: str = CLUSTER, *words: str) -> None:
+        micro = folder / "micro.yaml"
+        micro.write_text(MICRO.format(runs=folder / "runs", corpus=corpus), encoding="utf-8")
+        super().__init__(folder, micro, pipeline_in(folder))
+        self.cluster.write_text(cluster)
+        done = self.submit(*words)
+        assert done.returncode == 0, done.stderr
+        self.tokenized()
+        self.places = {path: folder / f"{path.name}.kept" for path in (self.folder, self.run.root.parent)}
+        for path, kept in self.places.items():
+            shutil.copytree(path, kept)
+
+    def restore(self) -> Site:
+        for path, kept in self.places.items():
+            shutil.rmtree(path)
+            shutil.copytree(kept, path)
+        return self
+
+
+class Clock:
+    """Time in which sleeping takes none: it moves on all the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slept = 0.0
+        now, monotonic = time.time, time.monotonic
+        monkeypatch.setattr(time, "sleep", self.sleep)
+        monkeypatch.setattr(time, "time", lambda: now() + self.slept)
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
 
 
 class Script:

@@ -129,7 +129,7 @@ def test_interrupt_saves_and_the_next_call_goes_on(micro: Path, run: Run, pipeli
     last = run.checkpoint_steps()[-1]
     assert last > 0
     assert not processes_of(run)
-    assert [r["verdict"] for r in map(read_json, run.root.glob("attempts/2.0.json"))] == ["stopped"]
+    assert [r["verdict"] for r in map(read_json, run.attempts.glob("2.0/verdict.json"))] == ["stopped"]
 
     assert pipeline("stop", run.root).returncode == 0
     refused = pipeline("submit", run.root, "--cluster", "local")

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_site import CLUSTER, Pipeline, Site
-from test_jobscript import Script
+from slurm_site import CLUSTER, Pipeline, Script, Site
 
 from pipeline.files import read_lines
 from pipeline.slurm.bad_nodes import BadNode, BadNodes
@@ -76,18 +75,20 @@ def test_the_users_own_exclusion_stays(site: Site) -> None:
 
 def test_another_bad_node_never_leaves_the_rest_of_the_chain_without_nodes(site: Site) -> None:
     bad(site, "n1")
-    site.submit("pretrain.nodes=2", "pretrain.micro_batch_size=1", "pretrain.segments=2")
-    assert site.by_name()["pretrain-2"]["excluded"] == "n1"
-    site.set("tokenize", "COMPLETED")
-    script = Script(site, "pretrain-1")
+    site.submit("pretrain.nodes=2", "pretrain.micro_batch_size=1")
+    site.tokenized()
+    script = Script(site)
     time.sleep(0.01)
-    script.begin("n2,n3")
-    script.says("environment", "n2: 7 GPUs, 8 wanted", nodes=["n2"])
-    ended = script.end(3)
-    assert site.by_name()["pretrain-2"]["excluded"] == "n2"
+    assert script.begin("n2,n3").returncode == 0
+    successor = Script(site)
+    assert successor.job_id != script.job_id
+    assert site.by_name()["pretrain"]["excluded"] == "n1"
+    script.says("environment", "n2: 7 GPUs, 8 wanted", nodes=("n2",))
+    ended = script.end(3, "n2,n3")
+    assert site.by_name()["pretrain"]["excluded"] == "n2"
     assert "n1 (n1: ECC errors)" in ended.stderr
-    site.set("pretrain-1", "FAILED")
-    assert Script(site, "pretrain-2").begin("n1,n3").returncode == 0  # it stays there
+    site.set_id(script.job_id, "FAILED")
+    assert successor.begin("n1,n3").returncode == 0  # it stays there
 
 
 def test_status_says_that_the_list_keeps_a_job_waiting_and_resume_mends_it(site: Site) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
-from slurm_site import NO_SUBMIT, Pipeline, Script, Site
+from slurm_site import NO_SUBMIT, KeptSite, Script, Site
 
 from pipeline.config.yaml12 import load_document
 from pipeline.config.yaml12_dump import dump
@@ -24,22 +24,20 @@ NOTHING_TO_DO = 100
 FULL = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (AssocMaxSubmitJobLimit)"
 
 
-@pytest.fixture
-def site(tmp_path: Path, micro: Path, pipeline: Pipeline) -> Site:
-    site = Site(tmp_path, micro, pipeline)
-    assert site.submit().returncode == 0
-    site.tokenized()
-    return site
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> KeptSite:
+    return KeptSite(tmp_path_factory.mktemp("site"), corpus)
 
 
 @pytest.fixture
-def three(tmp_path: Path, micro: Path, pipeline: Pipeline) -> Site:
+def site(kept: KeptSite) -> Site:
+    return kept.restore()
+
+
+@pytest.fixture
+def three(tmp_path: Path, corpus: Path) -> Site:
     """A chain of three Segments on nodes that may not submit."""
-    site = Site(tmp_path, micro, pipeline)
-    site.cluster.write_text(NO_SUBMIT)
-    assert site.submit("pretrain.segments=3").returncode == 0
-    site.tokenized()
-    return site
+    return KeptSite(tmp_path, corpus, NO_SUBMIT, "pretrain.segments=3")
 
 
 def test_the_script_asks_by_a_module_and_a_wrong_question_is_answered_with_its_usage(site: Site) -> None:

@@ -150,9 +150,17 @@ class HostBegin(Leaseholder):
 
         again = self.patiently("wait for it", submit, time.time() + PATIENCE)
         if again is None:
-            return EXIT_NOT_READY
+            return self._wait_itself(edge)
         self.say(f"{told}; job {again.job_id} waits for job {source.job_id} in place of this one")
         self.event("waits again", reason=told, successor=again.job_id)
+        return NOTHING_TO_DO
+
+    def _wait_itself(self, edge: str) -> int:
+        """Put this very Job back behind what it needs: no other one could be submitted."""
+        if not self.requeue():
+            return EXIT_NOT_READY
+        self.try_or_say(f"wait for {edge}", lambda: self.slurm.update(self.job_id, Dependency=edge))
+        self.event("requeue", reason=f"waits for {edge}")
         return NOTHING_TO_DO
 
     def avoid_bad_nodes(self, nodes: list[str]) -> int:

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
         return DIED
     except OSError as error:  # not even a verdict can be written
         say(f"{stage}: storage: {error}")
-        return DIED if verb == "begin" else EXIT_STORAGE
+        return DIED if verb in ("begin", "rescue") else EXIT_STORAGE
     except Exception:
         say(traceback.format_exc())
         return DIED
