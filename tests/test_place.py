@@ -15,6 +15,7 @@ from example_run import make_run
 from micro import PROJECT, environment
 from slurm_site import Site
 
+from pipeline.config.load import dump_config, load_config
 from pipeline.files import read_json, write_json
 from pipeline.run.folder import Run
 from pipeline.run.place import place_of, settle_place
@@ -73,7 +74,7 @@ def test_a_copy_gets_an_id_of_its_own_and_leaves_word_of_what_it_came_from(run: 
     assert record["copied_at_step"] == 900
     assert place_of(copy).id == record["id"]
     assert not copy.jobs.exists()
-    assert not list(copy.verdict("1", 0).parent.glob("*"))
+    assert not copy.attempts.exists()
     assert (copy.inherited("0123456789ab") / "jobs.json").is_file()
     assert place_of(run).id == "0123456789ab"
     assert run.jobs.is_file()
@@ -124,7 +125,17 @@ def test_a_copy_that_was_killed_half_way_into_its_own_id_goes_on(run: Run) -> No
     copy.jobs.rename(copy.inherited("0123456789ab") / "jobs.json")  # and then the power went
     settle_place(copy)
     assert place_of(copy).id not in (None, "0123456789ab")
-    assert not list(copy.verdict("1", 0).parent.glob("*"))
+    assert not copy.attempts.exists()
+
+
+def test_a_wish_about_the_tokens_stays_with_a_copy_and_a_stop_does_not(run: Run) -> None:
+    run.control.mkdir(exist_ok=True)
+    run.keep_tokens.touch()
+    run.stop.touch()
+    copy = copied(run, "copy")
+    settle_place(copy)
+    assert copy.keep_tokens.is_file()
+    assert not copy.stop.exists()
 
 
 def test_leases_of_the_original_do_not_hold_its_copy(run: Run) -> None:
@@ -139,32 +150,25 @@ def test_leases_of_the_original_do_not_hold_its_copy(run: Run) -> None:
 
 
 @pytest.fixture
-def trained(micro: Path, pipeline: Pipeline, tmp_path: Path) -> Run:
-    """Return a Run that a person has planned here and that looks trained to step 20, without an hour of training."""
-    run = Run(tmp_path / "runs" / "micro")
-    example = make_run(tmp_path / "example")
-    assert pipeline("submit", micro, "--cluster", "local", "--only", "tokenize").returncode == 0
-    for step in (0, 20):
-        shutil.copytree(example.checkpoint(0), run.checkpoint(step))
+def trained(micro: Path, tmp_path: Path) -> Run:
+    """Return a Run of the config `micro` that looks trained, without a minute of training."""
+    run = make_run(tmp_path / "runs" / "micro")
+    run.config.write_text(dump_config(load_config(micro)))
+    write_json(run.record, {"id": "0123456789ab"})
+    settle_place(run)
     return run
 
 
 @pytest.mark.parametrize("how", [moved, copied])
-@pytest.mark.parametrize("verb", ["resume", "plan", "submit"])
+@pytest.mark.parametrize("words", [["plan"], ["submit", "--dry-run"]], ids=["plan", "submit"])
 def test_a_verb_means_the_folder_that_is_named(
-    trained: Run, pipeline: Pipeline, how: Callable[[Run, str], Run], verb: str
+    trained: Run, pipeline: Pipeline, how: Callable[[Run, str], Run], words: list[str]
 ) -> None:
     there = how(trained, "else")
-    words = ["--dry-run"] if verb == "submit" else []
-    if verb == "resume":
-        (there.root / "control").mkdir(exist_ok=True)
-        shutil.rmtree(there.root / "data")  # so that it has something to do, which shows where it does it
-        words = ["pretrain.max_steps=21", "tokenize.time=1"]
-    result = pipeline(verb, there.root, *words, timeout=120)
-    assert f"Run {there.name} in" in result.stdout + result.stderr, result.stderr
-    assert sorted(p.name for p in trained.root.parent.iterdir()) == sorted(
-        {"else"} | ({"micro"} if how is copied else set())
-    )
+    result = pipeline(*words, there.root, "--cluster", "local")
+    assert f"Run else in {os.path.relpath(there.root, there.root.parent.parent)}" in result.stdout, result.stderr
+    before = {"micro"} if how is copied else set()
+    assert {path.name for path in there.root.parent.iterdir()} == {"else"} | before
 
 
 def test_another_checkout_acts_on_the_folder_and_makes_none_of_its_own(trained: Run, tmp_path: Path) -> None:

@@ -295,7 +295,8 @@ class Run:
 
     def bound_to_jobs(self) -> list[Path]:
         """List what means nothing but to the Jobs and processes of this very folder."""
-        return [self.jobs, self.root / "jobs", self.evaluations, self.verdict("0", 0).parent, self.control]
+        leases_and_wishes = [path for path in self.control.glob("*") if path != self.keep_tokens]
+        return [self.jobs, self.job_records, self.evaluations, self.attempts, *leases_and_wishes]
 
     def event(self, kind: str, **details: Any) -> None:
         """Append one line to events.jsonl: {"time", "event", "host", ...details}."""
