@@ -271,9 +271,9 @@ class DrivenChain(Chain):
         return [event for event in events if (str(event.get("job_id")), event.get("attempt")) not in allowed]
 
     def samples(self) -> list[int]:
-        """List the steps of which samples were drawn or Scores made."""
+        """List the steps of which samples were drawn or Scores made, but for 0, the model before training."""
         files = [*self.run.root.glob("samples/step-*.jsonl"), *self.run.root.glob("scores/step-*/*.json")]
-        return sorted({int(found[1]) for path in files if (found := re.search(r"step-(\d+)", str(path)))})
+        return sorted({int(found[1]) for path in files if (found := re.search(r"step-(\d+)", str(path)))} - {0})
 
     def is_complete(self) -> bool:
         score = self.run.scores(self.steps) / "bits_per_byte.json"
