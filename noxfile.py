@@ -101,7 +101,8 @@ def smoke(session: nox.Session) -> None:
     """Run the tests on a private Slurm of this machine, its packages installed when root: [pytest's options]."""
     install(session)
     run(session, "tests/slurm/slurm_packages.py")
-    run(session, "-m", "pytest", "tests/slurm", "-n", "0", "-vv", *session.posargs)
+    # Two Slurms at a time, each with the tests of one file: most of the time is waiting.
+    run(session, "-m", "pytest", "tests/slurm", "-n", "2", "--dist", "loadfile", "-vv", *session.posargs)
 
 
 @nox.session(python=False)

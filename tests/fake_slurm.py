@@ -73,6 +73,9 @@ def sbatch(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     if (refusal := folder / "refuse").is_file():
         print(refusal.read_text(), file=sys.stderr)
         return 1
+    if (take := folder / "take").is_file() and len(jobs) >= int(take.read_text()):  # no more than so many
+        print((folder / "refuse_later").read_text(), file=sys.stderr)
+        return 1
     if (nodes := folder / "nodes").is_file():  # all that this Slurm has
         left = set(nodes.read_text().split()) - set(option(words, "exclude").split(","))
         if len(left) < int(option(words, "nodes", "1")):

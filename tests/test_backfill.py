@@ -21,10 +21,12 @@ from pipeline.evaluation.scoring import Cut, settle_cut, units_of
 from pipeline.files import read_json, read_lines, write_json, write_text
 from pipeline.host.evaluate import EvaluateBegin, EvaluateEnd
 from pipeline.plan.launch import launch_file
-from pipeline.run.attempts import read_beginning
+from pipeline.run import job_ledger
+from pipeline.run.attempts import read_attempt
 from pipeline.run.complete import steps_to_evaluate
 from pipeline.run.folder import Run
-from pipeline.run.verdict import write_verdict
+from pipeline.run.records import JobRecord
+from pipeline.run.verdict import write_said
 from pipeline.slurm.commands import Slurm
 from pipeline.submit.to_slurm import queue_evaluations
 
@@ -49,6 +51,10 @@ class Place:
     def backfill(self) -> Backfill:
         return Backfill(self.run, load_run_config(self.run.config), self.cluster, Slurm(pauses=()))
 
+    def another(self) -> JobRecord:
+        """Submit one more, whatever there is work for."""
+        return self.backfill.queue.submit("evaluate", role="beside", minutes=10)
+
     @property
     def queue(self) -> dict[str, dict]:
         return fake_slurm.read(self.slurm)
@@ -71,7 +77,7 @@ class Place:
         return EvaluateBegin(self.run, "evaluate", job_id, attempt).begin()
 
     def end(self, verdict: str = "complete", job_id: str = "101") -> int:
-        write_verdict(self.run, job_id, 0, "evaluate", verdict, "", None)
+        write_said(self.run, job_id, 0, "evaluate", verdict, "", None)
         return EvaluateEnd(self.run, "evaluate", job_id, 0).end(0)
 
 
@@ -95,8 +101,9 @@ def test_a_new_checkpoint_has_one_job_submitted_however_often_it_is_told(place: 
     limits = [word for word in words if word.startswith("--time")]
     assert [limit.split("=")[0] for limit in limits] == ["--time", "--time-min"]
     assert words[-2:] == [str(place.run.snapshot / "sbatch" / "evaluate.sbatch"), str(place.run.root)]
-    (record,) = [record for _, record in place.backfill.records()]
-    assert (record["number"], record["job_id"]) == (1, "101")
+    (record,) = job_ledger.read_ledger(place.run)
+    assert (record.number, record.job_id, record.role, record.stage) == (1, "101", "beside", "evaluate")
+    assert record.token == place.queue["101"]["comment"] == "pipeline:example:evaluate.000001"
 
 
 def test_no_more_jobs_than_the_key_says(place: Place) -> None:
@@ -107,11 +114,28 @@ def test_no_more_jobs_than_the_key_says(place: Place) -> None:
 
 def test_a_submit_that_was_killed_is_found_again(place: Place) -> None:
     place.asked()
-    path, record = place.backfill.records()[0]
-    write_json(path, {key: value for key, value in record.items() if key != "job_id"})
+    (record,) = job_ledger.read_ledger(place.run)
+    job_ledger.keep(place.run, record.but(job_id=None))
     assert place.asked() == 0
     assert len(place.queue) == 1
-    assert read_json(path)["job_id"] == "101"
+    assert [record.job_id for record in job_ledger.read_ledger(place.run)] == ["101"]
+
+
+def test_preempted_jobs_do_not_count_as_living(place: Place) -> None:
+    for _ in range(9):
+        place.backfill.submit(1e6, "a test")
+    for job_id in list(place.queue):
+        fake_slurm.set_state(place.slurm, job_id, "PREEMPTED")
+    place.asked()
+    assert [job["state"] for job in place.queue.values()][4:] == ["PENDING"]
+
+
+def test_a_job_of_the_chain_is_none_beside_training(place: Place) -> None:
+    """It waits for training to end, and cannot do what the schedule has room for now."""
+    place.backfill.queue.submit("evaluate", "afterany:7")
+    place.asked()
+    assert [record.role for record in job_ledger.read_ledger(place.run)] == ["chain", "beside"]
+    assert len(place.backfill.live()) == 1
 
 
 def test_nothing_is_submitted_where_nothing_is_left_or_a_person_said_stop(place: Place) -> None:
@@ -140,7 +164,9 @@ def test_the_key_and_the_first_and_last_checkpoint_alone_mean_no_jobs_beside_tra
 def test_an_attempt_learns_its_deadline_and_who_is_dead(place: Place) -> None:
     place.asked()
     jobs = place.queue
-    jobs |= {id_: jobs["101"] | {"state": state} for id_, state in (("102", "RUNNING"), ("103", "CANCELLED"))}
+    jobs |= {
+        id_: jobs["101"] | {"state": state, "comment": ""} for id_, state in (("102", "RUNNING"), ("103", "CANCELLED"))
+    }
     fake_slurm.write(place.slurm, jobs)
     for unit, owner in enumerate(("102", "103", "104")):  # the last is one that Slurm has forgotten
         place.claim(unit, owner)
@@ -148,7 +174,7 @@ def test_an_attempt_learns_its_deadline_and_who_is_dead(place: Place) -> None:
     record = read_json(place.run.beginning("101", 0))
     assert record["dead"] == ["103.0", "104.0"]
     assert record["deadline"] == pytest.approx(time.time() + 600, abs=60)
-    beginning = read_beginning(place.run, "101", 0)
+    beginning = read_attempt(place.run, "101", 0).begin
     assert beginning is not None
     assert beginning.deadline == record["deadline"]
 
@@ -171,7 +197,7 @@ def test_a_job_that_finds_no_checkpoint_at_all_does_not_say_that_all_is_scored(
 
 def test_several_attempts_may_run_at_once(place: Place) -> None:
     place.asked()
-    fake_slurm.write(place.slurm, place.queue | {"102": place.queue["101"]})
+    place.another()
     assert [place.begin("101"), place.begin("102")] == [0, 0]
 
 
@@ -187,13 +213,14 @@ def test_a_job_that_leaves_units_behind_submits_its_successor(place: Place) -> N
 
 def test_units_that_others_work_on_need_no_successor(place: Place) -> None:
     place.asked()
-    fake_slurm.write(place.slurm, place.queue | {"107": place.queue["101"] | {"state": "RUNNING"}})
+    place.another()
+    fake_slurm.set_state(place.slurm, "102", "RUNNING")
     place.begin()
     place.finish(0, 1)
-    place.claim(2, "107")
+    place.claim(2, "102")
     fake_slurm.set_state(place.slurm, "101", "COMPLETED")
     assert place.end() == 0
-    assert list(place.queue) == ["101", "107"]
+    assert list(place.queue) == ["101", "102"]
 
 
 def test_jobs_that_finish_nothing_have_an_end(place: Place) -> None:

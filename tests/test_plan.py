@@ -97,21 +97,25 @@ export PIPELINE_EXPECTED_ENV='{"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "=mlx5_0,mlx
 TWO_NODES = {"nodes": 2, "nproc_per_node": 8, "global_batch_size": 16}
 
 
+STATIC = SITE.model_copy(update={"nodes_may_submit": False})
+
+
 def test_launch_file_of_two_nodes_on_slurm() -> None:
     assert plan_of(cluster=SITE, **TWO_NODES).files["launch/pretrain.env"] == GOLDEN_SLURM
 
 
 def test_sbatch_line_of_a_segment() -> None:
-    jobs = plan_of(cluster=SITE, segments=2, time="1-00:00:00", **TWO_NODES).jobs
+    jobs = plan_of(cluster=STATIC, segments=2, time="1-00:00:00", **TWO_NODES).jobs
     assert [job.name for job in jobs] == ["tokenize", "pretrain-1", "pretrain-2", "evaluate", "inference"]
     assert [job.after for job in jobs][1:] == [
-        ["afterok:tokenize"], ["afterany:pretrain-1"], ["afterok:pretrain-2"], ["afterok:pretrain-2"],
+        ["afterok:tokenize", "singleton"], ["afterok:tokenize", "afterany:pretrain-1", "singleton"],
+        ["afterany:pretrain-2"], ["afterany:pretrain-2"],
     ]  # fmt: skip
     assert jobs[2].command == [
-        "sbatch", "--parsable", "--job-name=golden-pretrain-2", "--output=/runs/golden/logs/pretrain-%j.slurm.log",
+        "sbatch", "--parsable", "--job-name=golden-pretrain-<id>", "--output=/runs/golden/logs/pretrain-%j.slurm.log",
         "--chdir=/runs/golden", "--nodes=2", "--ntasks-per-node=1", "--time=1-00:00:00", "--signal=B:USR2@120",
         "--gres=gpu:8", "--cpus-per-task=16", "--partition=gpu", "--reservation=week 7",
-        "--dependency=afterany:<pretrain-1>", "/runs/golden/snapshot/sbatch/pretrain.sbatch", "/runs/golden",
+        "--dependency=afterok:<tokenize>,afterany:<pretrain-1>,singleton", "/runs/golden/snapshot/sbatch/pretrain.sbatch", "/runs/golden",
     ]  # fmt: skip
 
 
@@ -120,6 +124,20 @@ def test_a_segment_may_be_given_less_time_where_that_fits_a_hole() -> None:
     words = {job.name: " ".join(job.command) for job in jobs}
     assert "--time=1-00:00:00 --time-min=0-02:00:00" in words["pretrain"]
     assert "--time-min" not in words["tokenize"] + words["evaluate"]
+
+
+def test_where_nodes_may_submit_one_segment_is_planned_and_each_queues_the_next() -> None:
+    plan = plan_of(cluster=SITE, segments=100, **TWO_NODES)
+    assert [(job.name, job.after) for job in plan.jobs] == [
+        ("tokenize", []), ("pretrain", ["afterok:tokenize", "singleton"]), ("evaluate", ["afterany:pretrain"]),
+        ("inference", ["afterany:pretrain"]),
+    ]  # fmt: skip
+    assert plan.derived["Segments"] == "100: as the key pretrain.segments says; each queues the next when it begins"
+
+
+def test_all_segments_of_a_run_have_one_name() -> None:
+    jobs = plan_of(cluster=STATIC, segments=3, **TWO_NODES).jobs
+    assert [job.flags["job-name"] for job in jobs if job.stage == "pretrain"] == ["golden-pretrain-<id>"] * 3
 
 
 def test_one_rank_per_task_where_the_cluster_wants_srun_to_start_them() -> None:
@@ -132,13 +150,16 @@ def test_one_rank_per_task_where_the_cluster_wants_srun_to_start_them() -> None:
 
 def test_segments_are_counted_by_the_measured_speed() -> None:
     steps = {"max_steps": 1000, "global_batch_size": 16, "sequence_length": 512, "time": "1:00:00"}
-    assert len(plan_of(cluster=SITE, **steps).jobs) == 4  # one Segment, which requeues itself
+    assert len(plan_of(cluster=STATIC, **steps).jobs) == 4  # one Segment, which can tell the speed
     tokens = 1000 * 16 * 512
     measured = Measured(step=0, tokens_per_s=tokens / (2.5 * 3600))
-    names = [job.name for job in plan_of(cluster=SITE, measured=measured, **steps).jobs]
+    names = [job.name for job in plan_of(cluster=STATIC, measured=measured, **steps).jobs]
     assert names[1:4] == ["pretrain-1", "pretrain-2", "pretrain-3"]  # 2.5 h / (1 h - start-up - warning)
     nearly = Measured(step=900, tokens_per_s=measured.tokens_per_s)
-    assert [job.name for job in plan_of(cluster=SITE, measured=nearly, **steps).jobs][1] == "pretrain"
+    assert [job.name for job in plan_of(cluster=STATIC, measured=nearly, **steps).jobs][1] == "pretrain"
+    rolling = plan_of(cluster=SITE, measured=measured, **steps)
+    assert [job.name for job in rolling.jobs] == list(STAGES)
+    assert rolling.derived["Segments"].startswith("3: 2.5 h left at ")
 
 
 def test_what_failures_cost_is_estimated_from_what_was_measured() -> None:
@@ -174,7 +195,7 @@ def test_the_warning_comes_earlier_where_saves_are_slow() -> None:
 
 
 def test_a_plan_of_1000_nodes_and_100_segments_names_every_job() -> None:
-    plan = plan_of(cluster=SITE, nodes=1000, nproc_per_node=8, segments=100, global_batch_size=8000)
+    plan = plan_of(cluster=STATIC, nodes=1000, nproc_per_node=8, segments=100, global_batch_size=8000)
     assert len({job.name for job in plan.jobs}) == 103
     assert plan.jobs[50].ranks == 8000
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import fake_slurm
 import pytest
-from test_submit_slurm import Pipeline, Site
+from slurm_site import NO_SUBMIT, Pipeline, Site
 
 from pipeline.files import append_line, write_json, write_text
 from pipeline.run.folder import Run
+from pipeline.run.records import BeginRecord
 from pipeline.status.logs import read_logs
 
 SPRIO = "{id}|4021|2000|1500|521|0|0\n"
@@ -29,14 +30,17 @@ def site(tmp_path: Path, micro: Path, pipeline: Pipeline) -> Site:
 @pytest.fixture
 def long(site: Site) -> Site:
     """A chain of a hundred Segments of which the first sixty are over, all but ten with a verdict, and one runs."""
+    site.cluster.write_text(NO_SUBMIT)
     site.submit("pretrain.segments=100")
-    names = site.by_name()
-    for number in range(1, 61):
-        job_id = names[f"pretrain-{number}"]["id"]
+    ids = site.ids("pretrain")
+    jobs = site.queue
+    jobs[site.by_name()["tokenize"]["id"]] |= {"state": "COMPLETED"}
+    for number, job_id in enumerate(ids[:60], 1):
         end(site.run, job_id, 0, "stopped" if number <= 50 else None)
-        site.set(f"pretrain-{number}", "COMPLETED", forgotten=True)
-    site.set("pretrain-61", "RUNNING", nodes="n[1-4]")
-    write_text(site.run.log("pretrain", names["pretrain-61"]["id"], 2), "")
+        jobs[job_id] |= {"state": "COMPLETED", "forgotten": True}
+    jobs[ids[60]] |= {"state": "RUNNING", "nodes": "n[1-4]"}
+    fake_slurm.write(site.folder, jobs)
+    write_text(site.run.log("pretrain", ids[60], 2), "")
     for row in STEPS:
         append_line(site.run.metrics, row)
     (site.folder / "calls").unlink()
@@ -46,6 +50,7 @@ def long(site: Site) -> Site:
 def end(run: Run, job_id: str, attempt: int, verdict: str | None) -> None:
     """Leave what an attempt leaves: its log, and, unless it was killed, its verdict."""
     write_text(run.log("pretrain", job_id, attempt), "trains\n")
+    BeginRecord(stage="pretrain", time=time.time() - 60).write(run.beginning(job_id, attempt), durable=False)
     if verdict:
         write_json(run.verdict(job_id, attempt), {"verdict": verdict, "reason": "time limit", "time": time.time()})
 
@@ -61,7 +66,7 @@ def lines(site: Site) -> list[str]:
 def test_a_hundred_segments_are_asked_about_by_few_calls_without_accounting(long: Site) -> None:
     long.set("evaluate", "PENDING", reason="Priority")
     found = json.loads(long.verb("status", long.run.root, "--json").stdout)
-    assert calls(long) == ["squeue", "sacct", "sprio"]
+    assert calls(long) == ["squeue", "sacct", "sprio"]  # sacct for those that left no verdict
     states = [job["state"] for job in found["jobs"]]
     assert (states.count("stopped"), states.count("running")) == (60, 1)
     assert found["state"] == "running"
@@ -72,7 +77,7 @@ def test_a_hundred_segments_are_asked_about_by_few_calls_with_accounting(long: S
     long.set("evaluate", "PENDING", reason="Priority")
     (long.folder / "sprio.answer").write_text(SPRIO.format(id=evaluate))
     (long.folder / "sshare.answer").write_text(SSHARE)
-    forgotten = [long.by_name()[f"pretrain-{number}"]["id"] for number in range(51, 61)]
+    forgotten = long.ids("pretrain")[50:60]
     (long.folder / "sacct.answer").write_text(
         fake_slurm.sacct_list(*((job, "TIMEOUT", "0:15", "01:00:00", "n1") for job in forgotten))
     )
@@ -86,11 +91,37 @@ def test_a_hundred_segments_are_asked_about_by_few_calls_with_accounting(long: S
 
 def test_segments_that_are_alike_are_one_line(long: Site) -> None:
     shown = [" ".join(line.split()) for line in lines(long)]
-    ids = {name: job["id"] for name, job in long.by_name().items()}
-    assert f"pretrain 1-50 {ids['pretrain-1']}-{ids['pretrain-50']} stopped time limit" in shown
-    assert f"pretrain 61 {ids['pretrain-61']} 2 running on n[1-4], 10:00 until its time limit" in shown
-    assert any(line.startswith(f"pretrain 62-100 {ids['pretrain-62']}-{ids['pretrain-100']} pending") for line in shown)
+    ids = ["", *long.ids("pretrain")]
+    assert f"pretrain 1-50 {ids[1]}-{ids[50]} stopped time limit" in shown
+    assert f"pretrain 61 {ids[61]} 2 running on n[1-4], 10:00 until its time limit" in shown
+    assert any(line.startswith(f"pretrain 62-100 {ids[62]}-{ids[100]} pending") for line in shown)
     assert len([line for line in shown if line.startswith("pretrain") and "step" not in line]) == 4
+    assert not any(line.startswith("missing") for line in shown)
+
+
+def test_a_rolling_pair_is_asked_about_by_one_call_however_many_segments_were_before(site: Site) -> None:
+    """What is known to have ended is not asked about again; the Segments are numbered as they came."""
+    site.submit()
+    site.tokenized()
+    for number in range(5):
+        (*_, now) = site.ids("pretrain")
+        site.set_id(now, "RUNNING", nodes="n1")
+        site.submit()  # as the attempt itself does
+        end(site.run, now, 0, "stopped")
+        site.set_id(now, "COMPLETED", forgotten=number < 3)
+    site.set("pretrain", "RUNNING", nodes="n1")
+    site.submit()
+    *_, successor = site.ids("pretrain")
+    for job_id, job in site.queue.items():
+        if job["state"] == "PENDING":
+            fake_slurm.set_state(site.folder, job_id, "PENDING", reason="Dependency")
+    (site.folder / "calls").unlink()
+    found = json.loads(site.verb("status", site.run.root, "--json").stdout)
+    assert calls(site) == ["squeue"]
+    segments = [job for job in found["jobs"] if job["stage"] == "pretrain"]
+    assert [job["segment"] for job in segments] == [1, 2, 3, 4, 5, 6, 7]
+    assert [job["state"] for job in segments] == ["stopped"] * 5 + ["running", "pending"]
+    assert (segments[-1]["job_id"], found["not_submitted"]) == (successor, [])
 
 
 def test_nothing_is_asked_of_the_queue_where_nothing_waits_for_its_turn(long: Site) -> None:
@@ -116,13 +147,40 @@ def test_bad_nodes_are_named_with_reason_and_expiry(site: Site) -> None:
 
 
 def test_segments_left_over_are_no_failure(site: Site) -> None:
+    site.cluster.write_text(NO_SUBMIT)
     site.submit("pretrain.segments=3")
-    names = site.by_name()
-    end(site.run, names["pretrain-1"]["id"], 0, "complete")
-    site.set("pretrain-1", "COMPLETED")
-    for name in ("pretrain-2", "pretrain-3"):
-        site.set(name, "CANCELLED")
-    assert sum("not needed: training was complete before it" in line for line in lines(site)) == 2
+    one, two, three = site.ids("pretrain")
+    end(site.run, one, 0, "complete")
+    site.set_id(one, "COMPLETED")
+    for job_id in (two, three):
+        site.set_id(job_id, "CANCELLED")
+    found = json.loads(site.verb("status", site.run.root, "--json").stdout)
+    assert [job["state"] for job in found["jobs"] if job["stage"] == "pretrain"] == ["completed"]
+    assert "failed" not in {job["state"] for job in found["jobs"]}
+
+
+def test_jobs_that_are_missing_are_named(site: Site) -> None:
+    """MaxSubmitJobs, or a person, has kept them out; the chain would end before it is done."""
+    site.submit()
+    site.tokenized()
+    site.set("pretrain", "RUNNING", nodes="n1")
+    site.set("evaluate", "CANCELLED")
+    (working,) = site.ids("pretrain")
+    found = json.loads(site.verb("status", site.run.root, "--json").stdout)
+    assert found["not_submitted"] == [f"pretrain after job {working}", "evaluate"]
+    (line,) = [line for line in lines(site) if line.startswith("missing")]
+    assert f"2 Jobs of the chain are not submitted: pretrain after job {working}, evaluate." in line
+    assert "-m pipeline resume " in line
+    site.verb("stop", site.run.root)
+    assert not any(line.startswith("missing") for line in lines(site))
+
+
+def test_what_slurm_does_not_tell_is_not_missing(site: Site) -> None:
+    site.submit()
+    site.set("evaluate", "CANCELLED")
+    (site.folder / "squeue.answer").write_text("<html>Bad gateway</html>")
+    found = json.loads(site.verb("status", site.run.root, "--json").stdout)
+    assert (found["state"], found["not_submitted"]) == ("pending", [])
 
 
 def test_time_left_of_one_that_waits_is_that_of_training(site: Site) -> None:
@@ -147,25 +205,31 @@ def test_a_controller_that_does_not_answer_is_said_and_nothing_is_made_up(site: 
 
 
 def test_logs_are_followed_across_segments_and_attempts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.submit("pretrain.segments=2")
-    ids = {name: job["id"] for name, job in site.by_name().items()}
+    site.submit()
     for name, value in site.changes.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("pipeline.status.logs.SLURM_STATE_SECONDS", 0.2)
     out = io.StringIO()
     reader = threading.Thread(target=read_logs, args=(site.run, True, None, None, out), daemon=True)
     reader.start()
-    for name, attempt in (("pretrain-1", 0), ("pretrain-1", 1), ("pretrain-2", 0)):
-        site.set(name, "RUNNING")
-        write_text(site.run.log("pretrain", ids[name], attempt), f"{name}, attempt {attempt}\n")
-        if attempt == 0 and name == "pretrain-1":
-            site.set(name, "PENDING", reason="BeginTime")  # requeued: not the end
-    write_text(site.run.logs / f"pretrain-{ids['pretrain-2']}.slurm.log", "slurmstepd: error: *** CANCELLED ***\n")
-    for name in ids:
-        site.set(name, "CANCELLED")
+    (first,) = site.ids("pretrain")
+    site.set_id(first, "RUNNING")
+    site.submit()
+    _, second = site.ids("pretrain")
+    for job_id, attempt in ((first, 0), (first, 1), (second, 0)):
+        site.set_id(job_id, "RUNNING")
+        write_text(site.run.log("pretrain", job_id, attempt), f"job {job_id}, attempt {attempt}\n")
+        if attempt == 0 and job_id == first:
+            site.set_id(job_id, "PENDING", reason="BeginTime")  # requeued: not the end
+        else:
+            site.set_id(job_id, "COMPLETED")
+    write_text(site.run.logs / f"pretrain-{second}.slurm.log", "slurmstepd: error: *** CANCELLED ***\n")
+    for job_id in site.queue:
+        site.set_id(job_id, "CANCELLED")
     reader.join(60)
     assert not reader.is_alive()
     said = [line for line in out.getvalue().splitlines() if line and not line.startswith("==>")]
     assert sorted(said) == [
-        "pretrain-1, attempt 0", "pretrain-1, attempt 1", "pretrain-2, attempt 0", "slurmstepd: error: *** CANCELLED ***",
+        f"job {first}, attempt 0", f"job {first}, attempt 1", f"job {second}, attempt 0",
+        "slurmstepd: error: *** CANCELLED ***",
     ]  # fmt: skip

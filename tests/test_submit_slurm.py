@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fake_slurm
 import pytest
 from conftest import environment
-from slurm_site import CLUSTER, Pipeline, Site
+from slurm_site import CLUSTER, NO_SUBMIT, Pipeline, Site
 
 from pipeline.files import read_json
 from pipeline.run.folder import Run
+from pipeline.run.job_ledger import read_ledger
+from pipeline.run.records import JobRecord
 
 
 @pytest.fixture
@@ -20,23 +23,51 @@ def site(tmp_path: Path, micro: Path, pipeline: Pipeline) -> Site:
     return Site(tmp_path, micro, pipeline)
 
 
+def ledger(run: Run) -> list[JobRecord]:
+    return read_ledger(run)
+
+
 def test_one_command_submits_the_chain_with_its_edges(site: Site) -> None:
     result = site.submit("pretrain.segments=3")
     assert result.returncode == 0, result.stderr
     jobs = site.by_name()
-    assert list(jobs) == ["tokenize", "pretrain-1", "pretrain-2", "pretrain-3", "evaluate", "inference"]
+    assert list(jobs) == ["tokenize", "pretrain", "evaluate", "inference"]  # each Segment queues the next
     ids = {name: job["id"] for name, job in jobs.items()}
     assert [job["dependency"] for job in jobs.values()] == [
-        "", f"afterok:{ids['tokenize']}", f"afterany:{ids['pretrain-1']}", f"afterany:{ids['pretrain-2']}",
-        f"afterok:{ids['pretrain-3']}", f"afterok:{ids['pretrain-3']}",
+        "", f"afterok:{ids['tokenize']},singleton", f"afterany:{ids['pretrain']}", f"afterany:{ids['pretrain']}",
     ]  # fmt: skip
     assert all(job["kill"] for job in jobs.values() if job["dependency"])
-    words = jobs["pretrain-1"]["words"]
+    words = jobs["pretrain"]["words"]
     assert {"--gres=gpu:h100:1", "--partition=gpu", "--account=lm", "--nodes=1", "--time=0-01:00:00"} <= set(words)
     assert "--partition=cpu" in jobs["tokenize"]["words"]
     assert not any("gres" in word for word in jobs["tokenize"]["words"])
     assert words[-2:] == [str(site.run.snapshot / "sbatch" / "pretrain.sbatch"), str(site.run.root)]
-    assert [(job["name"], job["job_id"]) for job in read_json(site.run.jobs)["jobs"]] == list(ids.items())
+    assert [(record.stage, record.job_id) for record in ledger(site.run)] == list(ids.items())
+    assert [record.token for record in ledger(site.run)] == [job["comment"] for job in jobs.values()]
+
+
+def test_where_nodes_may_not_submit_all_segments_are_queued_one_behind_the_other(site: Site) -> None:
+    site.cluster.write_text(NO_SUBMIT)
+    assert site.submit("pretrain.segments=3").returncode == 0
+    tokenize, (one, two, three) = site.by_name()["tokenize"]["id"], site.ids("pretrain")
+    assert [site.queue[job_id]["dependency"] for job_id in (one, two, three)] == [
+        f"afterok:{tokenize},singleton", f"afterok:{tokenize},afterany:{one},singleton",
+        f"afterok:{tokenize},afterany:{two},singleton",
+    ]  # fmt: skip
+    assert len({site.queue[job_id]["name"] for job_id in (one, two, three)}) == 1  # singleton looks at the name
+    assert [site.by_name()[name]["dependency"] for name in ("evaluate", "inference")] == [f"afterany:{three}"] * 2
+
+
+def test_a_segment_cancelled_before_its_turn_is_queued_again_behind_the_others(site: Site) -> None:
+    site.cluster.write_text(NO_SUBMIT)
+    site.submit("pretrain.segments=3")
+    _, two, three = site.ids("pretrain")
+    site.set_id(two, "CANCELLED")
+    assert site.submit("pretrain.segments=3").returncode == 0
+    *_, again = site.ids("pretrain")
+    assert len(site.ids("pretrain")) == 4
+    assert site.queue[again]["dependency"] == f"afterok:{site.by_name()['tokenize']['id']},afterany:{three},singleton"
+    assert site.by_name()["evaluate"]["dependency"] == f"afterany:{again}"
 
 
 def test_a_second_call_submits_nothing(site: Site) -> None:
@@ -48,8 +79,12 @@ def test_a_second_call_submits_nothing(site: Site) -> None:
     assert "pending already" in again.stderr
 
 
+@pytest.mark.parametrize("text", [CLUSTER, NO_SUBMIT], ids=["rolling", "static"])
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
-def test_submit_killed_after_any_sbatch_is_completed_by_the_next_without_doubles(site: Site, calls: int) -> None:
+def test_submit_killed_after_any_sbatch_is_completed_by_the_next_without_doubles(
+    site: Site, calls: int, text: str
+) -> None:
+    site.cluster.write_text(text)
     bomb = site.folder / "die_after"
     bomb.write_text(str(calls))
     assert site.submit().returncode == -9
@@ -59,32 +94,105 @@ def test_submit_killed_after_any_sbatch_is_completed_by_the_next_without_doubles
     assert again.returncode == 0, again.stderr
     assert list(site.by_name()) == ["tokenize", "pretrain", "evaluate", "inference"]
     assert len(site.queue) == 4
-    assert len(read_json(site.run.jobs)["jobs"]) == 4
-    assert site.by_name()["pretrain"]["dependency"] == f"afterok:{site.by_name()['tokenize']['id']}"
+    assert [record.job_id for record in ledger(site.run)] == list(site.queue)
+    assert site.by_name()["pretrain"]["dependency"] == f"afterok:{site.by_name()['tokenize']['id']},singleton"
 
 
-def test_a_failed_stage_leaves_nothing_pending_and_resume_submits_what_is_missing(site: Site) -> None:
+def test_submit_killed_between_segments_is_completed_by_the_next(site: Site) -> None:
+    site.cluster.write_text(NO_SUBMIT)
+    bomb = site.folder / "die_after"
+    bomb.write_text("3")
+    assert site.submit("pretrain.segments=3").returncode == -9
+    bomb.unlink()
+    assert site.submit("pretrain.segments=3").returncode == 0
+    assert [len(site.ids(kind)) for kind in ("tokenize", "pretrain", "evaluate", "inference")] == [1, 3, 1, 1]
+
+
+def test_a_failed_tokenize_lets_no_segment_start_and_resume_submits_what_is_missing(site: Site) -> None:
     site.submit()
     site.set("tokenize", "FAILED")
-    assert {job["state"] for job in site.queue.values()} == {"FAILED", "CANCELLED"}
+    assert [job["state"] for job in site.queue.values()] == ["FAILED", "CANCELLED", "PENDING", "PENDING"]
+    status = site.verb("status", site.run.root)
+    assert "2 Jobs of the chain are not submitted: tokenize, pretrain" in status.stdout
+    resumed = site.verb("resume", site.run.root)
+    assert resumed.returncode == 0, resumed.stderr
+    live = [name for name, job in site.by_name().items() if job["state"] == "PENDING"]
+    assert live == ["tokenize", "pretrain", "evaluate", "inference"]
+    assert len(site.queue) == 6
+    assert_whole(site)
+
+
+def assert_whole(site: Site) -> None:
+    """Each Job waits for the newest of the Stage before it."""
+    jobs = site.by_name()
+    assert jobs["pretrain"]["dependency"] == f"afterok:{jobs['tokenize']['id']},singleton"
+    for name in ("evaluate", "inference"):
+        assert jobs[name]["dependency"] == f"afterany:{jobs['pretrain']['id']}"
+
+
+def test_a_run_whose_chain_has_failed_is_failed(site: Site) -> None:
+    site.submit()
+    for name in ("tokenize", "evaluate", "inference"):
+        site.set(name, "FAILED")
     status = site.verb("status", site.run.root)
     assert status.returncode == 1
     assert "failed" in status.stdout
-    resumed = site.verb("resume", site.run.root)
-    assert resumed.returncode == 0, resumed.stderr
-    live = [job for job in site.queue.values() if job["state"] == "PENDING"]
-    assert [job["name"] for job in live] == ["micro-tokenize", "micro-pretrain", "micro-evaluate", "micro-inference"]
+
+
+def test_where_the_site_kills_no_job_in_vain_resume_lets_it_wait_for_the_new_one(site: Site) -> None:
+    site.cluster.write_text(CLUSTER + "kill_on_invalid_dep: false\n")
+    site.submit()
+    assert not any(job["kill"] for job in site.queue.values())
+    site.set("tokenize", "FAILED")
+    assert site.by_name()["pretrain"]["reason"] == "DependencyNeverSatisfied"
+    site.verb("resume", site.run.root)
+    assert [len(site.ids(kind)) for kind in ("tokenize", "pretrain", "evaluate", "inference")] == [2, 1, 1, 1]
+    assert_whole(site)
 
 
 def test_a_later_job_of_an_old_chain_waits_for_the_new_one(site: Site) -> None:
+    site.cluster.write_text(NO_SUBMIT)
     site.submit("pretrain.segments=2")
-    first = site.by_name()["pretrain-1"]["id"]
+    first, second = site.ids("pretrain")
     site.set("tokenize", "RUNNING")
     site.verb("cancel", site.run.root)
     assert {job["state"] for job in site.queue.values()} == {"CANCELLED"}
     site.verb("resume", site.run.root)
-    assert site.by_name()["pretrain-1"]["id"] != first
-    assert site.by_name()["pretrain-2"]["dependency"] == f"afterany:{site.by_name()['pretrain-1']['id']}"
+    *_, third, fourth = site.ids("pretrain")
+    assert {first, second}.isdisjoint({third, fourth})
+    assert f"afterany:{third}" in site.queue[fourth]["dependency"]
+
+
+def test_a_segment_that_works_gets_its_successor_and_the_rest_waits_for_that(site: Site) -> None:
+    site.submit()
+    site.tokenized()
+    site.set("pretrain", "RUNNING", nodes="n1")
+    (working,) = site.ids("pretrain")
+    assert "1 Job of the chain is not submitted: pretrain after job " in site.verb("status", site.run.root).stdout
+    told = site.submit()
+    assert told.returncode == 0, told.stderr
+    _, successor = site.ids("pretrain")
+    assert f"pretrain  submitted as job {successor}, afterany:{working},singleton" in told.stderr
+    assert site.queue[successor]["dependency"] == f"afterany:{working},singleton"
+    assert {site.by_name()[name]["dependency"] for name in ("evaluate", "inference")} == {f"afterany:{successor}"}
+    found = json.loads(site.verb("status", site.run.root, "--json").stdout)
+    assert found["not_submitted"] == []
+    before = site.queue
+    site.submit()
+    assert site.queue == before
+
+
+def test_of_two_that_wait_behind_one_that_works_one_stays(site: Site) -> None:
+    site.submit()
+    site.tokenized()
+    site.set("pretrain", "RUNNING", nodes="n1")
+    site.submit()
+    _, successor = site.ids("pretrain")
+    (path,) = [path for path in site.run.job_records.iterdir() if read_json(path)["job_id"] == successor]
+    path.unlink()  # its entry is lost; the queue still knows it
+    site.submit()
+    assert site.ids("pretrain")[1:] == [successor]
+    assert [record.job_id for record in ledger(site.run)].count(successor) == 1
 
 
 def test_refused_options_are_told_with_slurms_words_and_nothing_is_lost(site: Site) -> None:
@@ -93,15 +201,42 @@ def test_refused_options_are_told_with_slurms_words_and_nothing_is_lost(site: Si
     assert refused.returncode == 2
     assert "invalid partition specified: gpu" in refused.stderr
     assert "Traceback" not in refused.stderr
+    assert "Queued already" not in refused.stderr  # nothing is
     (site.folder / "refuse").unlink()
     assert site.submit().returncode == 0
     assert len(site.queue) == 4
 
 
+FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified"
+
+
+@pytest.mark.parametrize(("said", "code"), [(FULL, 3), (REFUSED, 2)], ids=["full", "refused"])
+def test_a_submission_that_breaks_half_way_says_what_is_queued_and_how_to_take_it_back(
+    site: Site, said: str, code: int
+) -> None:
+    (site.folder / "take").write_text("2")
+    (site.folder / "refuse_later").write_text(said)
+    broken = site.submit()
+    assert broken.returncode == code, broken.stderr
+    assert said.splitlines()[-1] in broken.stderr
+    tokenize, pretrain = site.queue
+    assert f"Queued already: tokenize {tokenize}, pretrain {pretrain}" in broken.stderr
+    assert "-m pipeline cancel " in broken.stderr
+    found = json.loads(site.verb("status", site.run.root, "--json").stdout)
+    assert found["not_submitted"] == ["evaluate", "inference"]
+    assert "2 Jobs of the chain are not submitted: evaluate, inference" in site.verb("status", site.run.root).stdout
+    (site.folder / "take").unlink()
+    assert site.submit().returncode == 0
+    assert_whole(site)
+    assert site.verb("cancel", site.run.root).returncode == 0
+    assert {job["state"] for job in site.queue.values()} == {"CANCELLED"}
+
+
 def test_dry_run_and_test_queue_nothing(site: Site) -> None:
     dry = site.submit("--dry-run")
     assert "sbatch --parsable" in dry.stdout
-    assert "'--dependency=afterok:<tokenize>'" in dry.stdout
+    assert "'--dependency=afterok:<tokenize>,singleton'" in dry.stdout
     assert site.queue == {}
     assert not site.run.root.exists()
     tested = site.submit("--test")
@@ -158,8 +293,20 @@ def test_a_reader_that_has_seen_enough_leaves_no_chain_half_submitted(site: Site
 def test_cancel_takes_dependants_first(site: Site) -> None:
     site.submit()
     site.verb("cancel", site.run.root)
-    (words,) = [json.loads(line) for line in (site.folder / "scancel.log").read_text().splitlines()]
+    *_, words = [json.loads(line) for line in (site.folder / "scancel.log").read_text().splitlines()]
     assert words == [str(number) for number in (104, 103, 102, 101)]
+
+
+def test_a_job_that_has_the_id_of_one_of_ours_is_not_cancelled(site: Site) -> None:
+    """A controller that has lost its state gives the same ids again, to anybody."""
+    site.submit()
+    strangers = {job_id: job | {"comment": "pipeline:ffffffffffff:x.000001"} for job_id, job in site.queue.items()}
+    fake_slurm.write(site.folder, strangers)
+    refused = site.verb("cancel", site.run.root)
+    assert refused.returncode == 3
+    assert "none of its Jobs waits or runs" in refused.stderr
+    site.verb("stop", site.run.root)
+    assert site.queue == strangers
 
 
 def test_status_says_what_the_queue_says(site: Site) -> None:

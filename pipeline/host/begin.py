@@ -18,6 +18,7 @@ from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, may_begin
 from pipeline.run.place import place_of
 from pipeline.run.records import BeginRecord, JobRecord, SaidRecord
+from pipeline.run.saves import check_checkpoints
 from pipeline.run.verdict import EXIT_CODES, Verdict
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.time_limits import time_seconds
@@ -44,6 +45,8 @@ class HostBegin(Leaseholder):
             return self.refuse(early)
         if (needs := self.needs()) and not is_complete(self.run, self.config, needs):
             return self.wait_for_input(needs)
+        if self.stage == "pretrain":
+            check_checkpoints(self.run)  # an error where there were some, and none is there any more
         image_of(self.run, self.cluster)  # an error where the file is another one than the Run was made with
         if code := self.avoid_bad_nodes(self.nodes()):
             return code

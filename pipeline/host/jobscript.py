@@ -16,7 +16,7 @@ from pipeline.errors import EXIT_NOT_READY, EXIT_STORAGE, EXIT_USAGE, UserError
 from pipeline.run.attempts import settle
 from pipeline.run.folder import Run
 from pipeline.run.records import BeginRecord
-from pipeline.run.verdict import EXIT_CODES, await_owner, how_it_ended, said_of, say
+from pipeline.run.verdict import CRASH, EXIT_CODES, OF_EXIT_CODE, await_owner, how_it_ended, said_of, say, write_said
 
 USAGE = (
     "usage: jobscript begin RUN STAGE JOB ATTEMPT | end RUN STAGE JOB ATTEMPT STATUS slurm|local | "
@@ -75,7 +75,11 @@ def main(argv: list[str]) -> int:
         return answer(verb, run, stage, words[2], int(words[3]), words[4:])
     except UserError as error:
         say(f"{stage}: {error}")
-        return error.exit_code
+        if verb != "begin":
+            return error.exit_code
+        # What follows from it is decided by the rules, as for any other end, and not by leaving the queue as it is.
+        write_said(run, words[2], int(words[3]), stage, OF_EXIT_CODE.get(error.exit_code, CRASH), str(error), None)
+        return DIED
     except OSError as error:  # not even a verdict can be written
         say(f"{stage}: storage: {error}")
         return DIED if verb in ("begin", "rescue") else EXIT_STORAGE

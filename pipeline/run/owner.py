@@ -77,7 +77,7 @@ def current(path: Path) -> tuple[int, Record | None]:
     claim = claim_path(path, numbers[-1]) if numbers else path
     try:
         record = json.loads(claim.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError):
         record = None
     owned_by = record if isinstance(record, dict) and not record.get("released") else None
     return (numbers[-1] if numbers else 0), owned_by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 import time
@@ -31,7 +32,11 @@ def slurm() -> Iterator[PrivateSlurm]:
     """The private Slurm: `slurm.env` is the environment that reaches it."""
     if why := reason():
         pytest.skip(why)
-    with new_root() as folder, PrivateSlurm(Path(folder), containers=not slurm_containers.reason()) as slurm:
+    # Other job ids for each worker of xdist: the port where ranks meet is made of them, and all are on one machine.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    settings = {"FirstJobId": str(1 + 2000 * worker)}
+    containers = not slurm_containers.reason()
+    with new_root() as folder, PrivateSlurm(Path(folder), containers=containers, settings=settings) as slurm:
         yield slurm
 
 

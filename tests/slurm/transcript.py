@@ -85,9 +85,7 @@ def main() -> None:
 def tell(transcript: Transcript, slurm: PrivateSlurm) -> None:
     chain = transcript.chain
     transcript.say("Submitted")
-    transcript.show(
-        "submit", str(chain.config), "--cluster", str(chain.cluster), "pretrain.segments=2", "pretrain.time=3:00"
-    )
+    transcript.show("submit", str(chain.config), "--cluster", str(chain.cluster), "pretrain.time=3:00")
     chain.slow(4.0)
     chain.wait_for_step(3)
     transcript.status()
@@ -105,7 +103,7 @@ def tell(transcript: Transcript, slurm: PrivateSlurm) -> None:
     chain.wait_for("attempt 2", lambda: chain.run.beginning(first, 2).is_file(), 150)
     transcript.status()
     transcript.say("The time limit")
-    chain.wait_for("the first Segment's end", lambda: "warned" in (read_json(chain.run.verdict(first, 2)) or {}), 240)
+    chain.wait_for("the first Segment's end", chain.run.verdict(first, 2).is_file, 240)
     chain.wait_for("the second Segment", lambda: chain.run.beginning(chain.job("pretrain", 2), 0).is_file(), 60)
     transcript.status()
     transcript.say("The end")
