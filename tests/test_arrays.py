@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import environment
 from fake_slurm import squeue_list
-from slurm_site import Pipeline, Site
+from slurm_site import Pipeline, Script, Site
 from test_plan import SITE
 
 from pipeline.config.schema import Config
 from pipeline.files import read_json, write_json, write_text
 from pipeline.plan.jobs import make_plan
-from pipeline.run.attempts import read_attempts
+from pipeline.run.attempts import past_attempts
 from pipeline.run.folder import Run
-from pipeline.run.verdict import write_verdict
 from pipeline.slurm.arrays import count_states, names, task_numbers
 
 ARRAY = ("tokenize.array_tasks=8", "tokenize.max_running_tasks=3")
@@ -49,7 +45,7 @@ def test_three_jobs_one_after_another_and_the_array_between() -> None:
     jobs = plan.jobs[:4]
     assert [(job.name, job.stage, job.after) for job in jobs] == [
         ("tokenizer", "tokenize", []), ("encode", "tokenize", ["afterok:tokenizer"]),
-        ("index", "tokenize", ["afterok:encode"]), ("pretrain", "pretrain", ["afterok:index"]),
+        ("index", "tokenize", ["afterok:encode"]), ("pretrain", "pretrain", ["afterok:index", "singleton"]),
     ]  # fmt: skip
     assert "--array=0-7%3" in jobs[1].command
     assert "--output=/runs/golden/logs/tokenize-%A_%a.slurm.log" in jobs[1].command
@@ -73,7 +69,7 @@ def test_no_more_tasks_than_slurm_allows_and_a_second_call_adds_nothing(site: Si
     assert list(jobs) == ["tokenizer", "encode", "index", "pretrain", "evaluate", "inference"]
     assert "--array=0-4%3" in jobs["encode"]["words"]
     assert jobs["index"]["dependency"] == f"afterok:{jobs['encode']['id']}"
-    assert jobs["pretrain"]["dependency"] == f"afterok:{jobs['index']['id']}"
+    assert jobs["pretrain"]["dependency"] == f"afterok:{jobs['index']['id']},singleton"
     site.set("tokenizer", "COMPLETED")
     assert site.submit(*ARRAY).returncode == 0
     assert len(site.queue) == 6  # the phase that is over is not begun again under the one that runs
@@ -83,7 +79,7 @@ def test_phases_that_are_queued_stand_for_the_single_job_of_a_later_plan(site: S
     done = site.submit("tokenize.array_tasks=1")
     assert done.returncode == 0, done.stderr
     assert len(site.queue) == 6
-    assert site.by_name()["pretrain"]["dependency"] == f"afterok:{site.by_name()['index']['id']}"
+    assert site.by_name()["pretrain"]["dependency"] == f"afterok:{site.by_name()['index']['id']},singleton"
     site.set("tokenizer", "RUNNING")
     site.set("encode", "CANCELLED")  # and with it all that waits for it
     refused = site.submit("tokenize.array_tasks=1")
@@ -115,60 +111,34 @@ def test_status_tells_of_the_array_in_one_line_by_one_call(site: Site) -> None:
     assert job["log"] == f"logs/tokenize-{encode}_1.0.log"
 
 
-class Task:
-    """The questions of sbatch/lib.sh for one task of the array."""
-
-    def __init__(self, site: Site, task: int) -> None:
-        self.site, self.run = site, site.run
-        self.job_id = f"{site.by_name()['encode']['id']}_{task}"
-        self.changes = {"PIPELINE_PHASE": "encode", "PIPELINE_TASK": f"{task}/5", "SLURM_JOB_NODELIST": f"n{task}"}
-
-    def ask(self, verb: str, number: int, *words: object) -> subprocess.CompletedProcess[str]:
-        line = [
-            sys.executable,
-            "-m",
-            "pipeline.host.jobscript",
-            verb,
-            self.run.root,
-            "tokenize",
-            self.job_id,
-            number,
-            *words,
-        ]
-        return subprocess.run(
-            list(map(str, line)), capture_output=True, text=True, timeout=60, check=False,
-            env=environment() | self.site.changes | self.changes,
-        )  # fmt: skip
-
-    def piece(self, number: int) -> None:
-        self.run.piece(number).mkdir(parents=True)
+def begun(site: Site) -> tuple[Script, Script]:
+    """Return two tasks of the array, when there is a tokenizer."""
+    site.run.tokenizer.parent.mkdir(exist_ok=True)
+    site.run.tokenizer.touch()
+    return Script(site, "encode", task="1/5"), Script(site, "encode", task="2/5")
 
 
 def test_tasks_begin_side_by_side_and_each_counts_its_own_attempts(site: Site) -> None:
-    site.run.tokenizer.parent.mkdir(exist_ok=True)
-    site.run.tokenizer.touch()
-    one, two = Task(site, 1), Task(site, 2)
-    assert one.ask("begin", 0).returncode == 0
-    assert two.ask("begin", 0).returncode == 0  # and the first is neither lost nor in its way
+    one, two = begun(site)
+    assert one.ask("begin").returncode == 0
+    assert two.ask("begin").returncode == 0  # and the first is neither lost nor in its way
     assert not one.run.verdict(one.job_id, 0).exists()
     assert read_json(one.run.owner_of("tokenize", one.job_id))["job_id"] == one.job_id
     assert not one.run.owner.exists()
-    assert one.ask("begin", 1).returncode == 0  # requeued: only its own attempt is lost
-    assert [(a.number, a.verdict) for a in read_attempts(site.run, "tokenize", "encode/1/5")] == [(0, "lost")]
-    assert read_attempts(site.run, "tokenize", "encode/2/5") == []
+    assert Script(site, "encode", 1, task="1/5").ask("begin").returncode == 0  # requeued: only its own attempt is lost
+    assert [(a.number, a.verdict) for a in past_attempts(site.run, "tokenize", "encode/1/5")] == [(0, "lost")]
+    assert past_attempts(site.run, "tokenize", "encode/2/5") == []
 
 
 def test_a_task_that_encoded_pieces_goes_on_and_one_that_did_not_ends(site: Site) -> None:
-    site.run.tokenizer.parent.mkdir(exist_ok=True)
-    site.run.tokenizer.touch()
-    scripts, queue = (Task(site, 1), Task(site, 2)), site.queue
+    scripts, queue = begun(site), site.queue
     for script in scripts:
         queue[script.job_id] = queue[site.by_name()["encode"]["id"]] | {"state": "RUNNING"}
     (site.folder / "jobs.json").write_text(json.dumps(queue))
     for script, code, state in zip(scripts, (0, 75), ("PENDING", "RUNNING"), strict=True):
-        script.ask("begin", 0)
-        script.piece(6)  # the first task's: 6 % 5
-        write_verdict(site.run, script.job_id, 0, "tokenize", "stopped", "stopped by USR2", None)
-        assert script.ask("end", 0, 0, "slurm").returncode == code
-        assert site.queue[script.job_id]["state"] == state
+        script.ask("begin")
+        script.run.piece(6).mkdir(parents=True)  # the first task's: 6 % 5
+        script.says("stopped", "stopped by USR2")
+        assert script.end().returncode == code
+        assert script.state == state
         site.run.piece(6).rmdir()
