@@ -484,9 +484,7 @@ def test_a_run_in_another_folder_refuses_and_writes_nothing(site: Site, how: str
     }
 
 
-def test_where_nodes_may_not_submit_they_call_no_command_of_slurms(
-    tmp_path: Path, corpus: Path, clock: Clock
-) -> None:
+def test_where_nodes_may_not_submit_they_call_no_command_of_slurms(tmp_path: Path, corpus: Path, clock: Clock) -> None:
     site = KeptSite(tmp_path, corpus, NO_SUBMIT, "pretrain.segments=3")
     assert [site.queue[job]["dependency"] for job in site.ids("pretrain")] == [
         f"afterok:{site.ids('tokenize')[0]},singleton",

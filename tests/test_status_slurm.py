@@ -32,9 +32,9 @@ def long(site: Site) -> Site:
     """A chain of a hundred Segments of which the first sixty are over, all but ten with a verdict, and one runs."""
     site.cluster.write_text(NO_SUBMIT)
     site.submit("pretrain.segments=100")
+    site.tokenized()
     ids = site.ids("pretrain")
     jobs = site.queue
-    jobs[site.by_name()["tokenize"]["id"]] |= {"state": "COMPLETED"}
     for number, job_id in enumerate(ids[:60], 1):
         end(site.run, job_id, 0, "stopped" if number <= 50 else None)
         jobs[job_id] |= {"state": "COMPLETED", "forgotten": True}
@@ -173,6 +173,17 @@ def test_jobs_that_are_missing_are_named(site: Site) -> None:
     assert "-m pipeline resume " in line
     site.verb("stop", site.run.root)
     assert not any(line.startswith("missing") for line in lines(site))
+
+
+def test_what_accounting_has_of_another_job_under_the_same_id_is_not_believed(site: Site) -> None:
+    site.submit()
+    tokenize = site.by_name()["tokenize"]["id"]
+    site.set("tokenize", "COMPLETED", forgotten=True)
+    told = fake_slurm.sacct_list((tokenize, "NODE_FAIL", "0:0", "01:00:00", "n1"))
+    (site.folder / "sacct.answer").write_text(told.replace("\x1f\x1f", "\x1fa-stranger's\x1f"))
+    assert "lost a node" not in site.verb("status", site.run.root).stdout
+    (site.folder / "sacct.answer").write_text(told)
+    assert "lost a node" in site.verb("status", site.run.root).stdout
 
 
 def test_what_slurm_does_not_tell_is_not_missing(site: Site) -> None:

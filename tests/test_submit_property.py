@@ -46,8 +46,8 @@ class MemorySlurm:
         )  # fmt: skip
         return job_id
 
-    def of_run(self, run_id: str, prefix: str, mark: str, users: object) -> list[SlurmJob]:
-        return [job for job in self.jobs.values() if job.comment.startswith(prefix)]
+    def of_run(self, run_id: str, users: object) -> list[SlurmJob]:
+        return [job for job in self.jobs.values() if job.comment.startswith(f"pipeline:{run_id}:")]
 
     def submit(self, flags: Sequence[str], script: str, args: Sequence[str], token: str) -> str:
         if self.fails_after == 0:

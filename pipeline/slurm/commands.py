@@ -214,6 +214,13 @@ class Slurm:
         ]
         return list(by_id(rows, dict.fromkeys(whole for whole, _ in rows)).values())
 
+    def recall(self, ids: Sequence[str], timeout: float = 4) -> dict[str, SlurmJob]:
+        """Return how Jobs ended that squeue no longer names, as far as accounting knows it and answers."""
+        with suppress(SlurmError):
+            told = by_id(self._sacct(ids, timeout), ids) if ids else {}
+            return {job_id: job for job_id, job in told.items() if job.ended}  # it keeps as running what was lost
+        return {}
+
     def _sacct(self, ids: Sequence[str], timeout: float) -> list[tuple[str, SlurmJob]]:
         words = ["sacct", "-n", "-X", "-P", f"--delimiter={CELL}", "-j", ",".join(ids), "-o", SACCT_COLUMNS]
         return from_sacct(self.run(words, timeout))

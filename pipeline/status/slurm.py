@@ -16,6 +16,7 @@ from pipeline.run.records import BeginRecord, JobRecord, VerdictRecord
 from pipeline.run.verdict import COMPLETE, STOPPED, WARNED_EARLY
 from pipeline.slurm.arrays import words
 from pipeline.slurm.bad_nodes import BadNode, bad_nodes_of
+from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.jobs import SlurmJob, unknown
 from pipeline.slurm.priority import Priority
@@ -100,12 +101,11 @@ def ask_slurm(run: Run, lasts: dict[tuple[str, str], Last]) -> tuple[list[Queued
         jobs = RunJobs(run, cluster := read_cluster(run), cluster.slurm())
         found = jobs.look(keep=False)
     except UserError as error:  # of the cluster file, or no answer
-        why = str(error).splitlines()[-1]
+        silent = f"{error.words[0]} does not answer: {error.answer}" if isinstance(error, SlurmError) else str(error)
+        why = silent.splitlines()[0]
         told = [QueuedJob(r, unknown(r.job_id, why, answered=r.closed)) for r in records if r.job_id]
         return told, f"jobs/ and verdicts; Slurm cannot be asked ({why})"
-    forgotten = [q.job_id for q in found if q.record.job_id and q.job.forgotten and not _settled(q.record, lasts)]
-    answers = jobs.slurm.jobs(forgotten)
-    found = [replace(queued, job=answers.get(queued.job_id, queued.job)) for queued in found]
+    found = _recall(jobs.slurm, found, lasts)
     if short := [queued.job_id for queued in found if queued.job.lacks_nodes]:
         with suppress(SlurmError):
             kept_off = jobs.slurm.excluded(short)
@@ -117,6 +117,22 @@ def ask_slurm(run: Run, lasts: dict[tuple[str, str], Last]) -> tuple[list[Queued
     ]
     told = sorted((q for q in (*ended, *found) if q.record.job_id), key=lambda queued: queued.record.number)
     return told, f"Slurm ({', '.join(sources)})" if sources else "Slurm"
+
+
+def _recall(slurm: Slurm, found: list[QueuedJob], lasts: dict[tuple[str, str], Last]) -> list[QueuedJob]:
+    """Ask accounting about the Jobs that Slurm has forgotten and that left no word themselves: one call for all."""
+    silent = [q.job_id for q in found if q.record.job_id and q.job.forgotten and not _settled(q.record, lasts)]
+    told = slurm.recall(silent)
+    return [
+        replace(queued, job=job) if (job := told.get(queued.job_id)) and _is_its_own(queued.record, job) else queued
+        for queued in found
+    ]
+
+
+def _is_its_own(record: JobRecord, job: SlurmJob) -> bool:
+    """Tell whether what accounting has under a Job's id is that Job: ids are given again."""
+    known = ((record.user, job.user), (record.name, job.name))
+    return not any(ours and theirs and ours != theirs for ours, theirs in known)
 
 
 def _settled(record: JobRecord, lasts: dict[tuple[str, str], Last]) -> bool:
