@@ -124,6 +124,9 @@ class KeptSite(Site):
         for path, kept in self.places.items():
             shutil.rmtree(path)
             shutil.copytree(kept, path)
+        # The Run's folder is another one by its inode.
+        record = read_json(self.run.record) | {"inode": self.run.root.stat().st_ino}
+        write_json(self.run.record, record)
         return self
 
 

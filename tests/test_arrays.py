@@ -80,11 +80,27 @@ def test_phases_that_are_queued_stand_for_the_single_job_of_a_later_plan(site: S
     assert done.returncode == 0, done.stderr
     assert len(site.queue) == 6
     assert site.by_name()["pretrain"]["dependency"] == f"afterok:{site.by_name()['index']['id']},singleton"
+    again = site.submit("tokenize.array_tasks=4")
+    assert again.returncode == 0, again.stderr
+    assert len(site.queue) == 6
     site.set("tokenizer", "RUNNING")
     site.set("encode", "CANCELLED")  # and with it all that waits for it
     refused = site.submit("tokenize.array_tasks=1")
     assert refused.returncode == 3
     assert "tokenizer of an earlier plan (job 101) is at work" in refused.stderr
+
+
+def test_a_single_job_that_is_queued_stands_for_the_phases_of_a_later_plan(
+    tmp_path: Path, micro: Path, pipeline: Pipeline
+) -> None:
+    site = Site(tmp_path, micro, pipeline)
+    (site.folder / "max_array_size").write_text("5")
+    site.submit()
+    site.set("pretrain", "CANCELLED")
+    assert site.submit(*ARRAY).returncode == 0
+    assert site.ids("tokenize") == ["101"]
+    assert not site.ids("tokenizer")
+    assert site.by_name()["pretrain"]["dependency"] == "afterok:101,singleton"
 
 
 def test_status_tells_of_the_array_in_one_line_by_one_call(site: Site) -> None:
@@ -95,16 +111,18 @@ def test_status_tells_of_the_array_in_one_line_by_one_call(site: Site) -> None:
         if verdict:
             write_json(run.verdict(f"{encode}_{task}", 0), {"verdict": verdict, "stage": "tokenize", "time": 9.0})
     tasks = [(f"{encode}_1", "RUNNING", "n1"), (f"{encode}_[2-4%3]", "PENDING", "")]
-    jobs = [{"id": name, "state": state, "nodes": nodes} for name, state, nodes in tasks]
-    (site.folder / "squeue.answer").write_text(squeue_list(jobs))
+    others = [job | {"id": job_id} for job_id, job in site.queue.items() if job_id != encode]
+    token = {"comment": site.queue[encode]["comment"]}
+    jobs = [{"id": name, "state": state, "nodes": nodes} | token for name, state, nodes in tasks]
+    site.says("squeue", squeue_list([*others, *jobs]))
     (site.folder / "calls").unlink()
     found = json.loads(site.verb("status", run.root, "--json").stdout)
     (job,) = [job for job in found["jobs"] if job["phase"] == "encode"]
     assert (job["state"], job["reason"]) == ("running", "1 of 5 tasks complete, 1 running, 3 pending")
-    assert sum(line.startswith("squeue") for line in (site.folder / "calls").read_text().splitlines()) == 1
+    assert len(site.calls("squeue")) == 1
     write_json(run.verdict(f"{encode}_1", 0), {"verdict": "config", "reason": "a.jsonl:3: not JSON", "time": 9.0})
     failed = {"id": f"{encode}_1", "state": "FAILED", "exit_code": "512", "nodes": "n1", "reason": "NonZeroExitCode"}
-    (site.folder / "squeue.answer").write_text(squeue_list([failed]))
+    site.says("squeue", squeue_list([*others, failed | token]))
     found = json.loads(site.verb("status", run.root, "--json").stdout)
     (job,) = [job for job in found["jobs"] if job["phase"] == "encode"]
     assert (job["state"], job["reason"]) == ("failed", "1 of 5 tasks complete; config: a.jsonl:3: not JSON")

@@ -14,7 +14,7 @@ from pipeline.errors import EXIT_DONE, NotReadyError, StorageError, UserError
 from pipeline.evaluation.backfill import Backfill
 from pipeline.hints import command
 from pipeline.image.container import check_pyxis
-from pipeline.plan.flags import Flags, array_range
+from pipeline.plan.flags import TOKENIZE_PHASES, Flags, array_range
 from pipeline.plan.jobs import ALONE, STAGES, Job, Plan
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
@@ -54,12 +54,13 @@ class Submission:
         alive = [] if self.is_new else self.queue.alive()
         self.queued = {f"{queued.record.kind} {queued.job_id}": queued.job_id for queued in alive}
         _refuse_unheard(alive, self.run)
+        jobs = self._jobs(alive)
         missing = self._missing(alive)
         segments = [queued for queued in alive if queued.is_chain("pretrain")]
         self.last_segment = segments[-1].job_id if segments else ""
         submitted = []
         # One of several Segments that is missing comes behind those that are there.
-        for job in sorted(self.plan.jobs, key=lambda job: (ORDER.index(job.stage), job.name in missing)):
+        for job in sorted(jobs, key=lambda job: (ORDER.index(job.stage), job.name in missing)):
             living = [queued for queued in alive if place_of_job(job).is_of(queued, self.role)]
             if living:
                 submitted += self._adopt(job, living, told)
@@ -69,6 +70,19 @@ class Submission:
                 told(f"[bold]{job.name}[/]  submitted as job {record.job_id}, {record.dependency}".rstrip(", "))
         self.queue.cancel(self.surplus)  # now that nothing waits for them any more
         return submitted
+
+    def _jobs(self, alive: list[QueuedJob]) -> list[Job]:
+        """Return the Plan's Jobs; those of a tokenize that an earlier Plan cut in another way stand for the new ones."""
+        planned = [job for job in self.plan.jobs if job.stage == "tokenize"]
+        others = [q for q in alive if q.is_chain("tokenize") and q.record.phase not in {job.phase for job in planned}]
+        if not planned or not others:
+            return self.plan.jobs
+        last = others[-1]
+        if last.record.phase not in ("", TOKENIZE_PHASES[-1]) or last.job.stuck:
+            words = f"{last.record.kind} of an earlier plan (job {last.job_id}) is at work"
+            raise NotReadyError(f"{words}; wait for its end, or end it: {command('cancel', self.run.root)}")
+        self.ids |= {job.name: last.job_id for job in planned}
+        return [job for job in self.plan.jobs if job not in planned]
 
     def _missing(self, alive: list[QueuedJob]) -> set[str]:
         """Return the names of the Plan's Jobs that have work to do and none of whose kind is alive."""
