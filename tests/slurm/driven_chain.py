@@ -116,7 +116,7 @@ class DrivenChain(Chain):
         """
         mark = self.folder / f"{self.run.name}.mark{len(self.hook.read_text().splitlines())}"
         words = program.replace(" ", "\\ ")
-        tests = [f'"$*" == *{words}*']
+        tests = [f'"$*" == *{words}*', '"$*" != *torch.distributed.run*']  # which names what it starts
         tests += [f"! -e {mark}"] * once + [f'${{SLURM_JOB_ID:-}} == "{job}"'] * bool(job)
         text = f"if [[ {' && '.join(tests)} ]]; then echo $SLURM_JOB_ID >>{mark}; {'; '.join(lines)}; fi\n"
         with self.hook.open("a") as file:

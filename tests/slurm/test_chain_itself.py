@@ -267,7 +267,7 @@ def test_nodes_have_no_command_of_slurm_but_srun(slurm: PrivateSlurm, folder: Pa
     chain.submit("pretrain.segments=3", *words, slow=SLOW)
     chain.wait_for_step(8)
     chain.warn(chain.running())
-    chain.finish()
+    chain.finish(300)  # two preflights on two nodes
     assert len({job for job, _ in chain.training()}) == 2
     assert {path.name: path.read_text() for path in calls if path.exists()} == {}
     assert chain.result() == twin.result()
