@@ -150,7 +150,7 @@ def chains() -> Iterator[tuple[str, ...]]:
     ends = itertools.cycle(("completed", "failed", "preempted", "purged", "node_fail"))
     for past in range(3):
         ended = tuple(next(ends) for _ in range(past))
-        for rest in ((), ("pending",), ("cancelled",), ("timeout",), ("requeued",)):
+        for rest in ((), ("pending",), ("pending", "pending"), ("cancelled",), ("timeout",), ("requeued",)):
             yield ended + rest
         for now in RUNNING:
             for behind in ((), ("pending",), ("cancelled",), ("pending", "pending"), ("cancelled", "pending")):
@@ -283,6 +283,8 @@ def check_segments(chain: Chain, moment: Moment) -> None:
         working = [job_id for job_id in segments if job_id not in waiting]
         assert len(waiting) == 1
         assert all(slurm.waits_for(waiting[0], job_id) for job_id in working)
+        if working:  # however the one that works ends, and whatever id a requeued one has
+            assert slurm.jobs[waiting[0]].dependency == f"afterany:{working[-1]},singleton"
     else:
         begun = sum(state not in ("pending", "requeued", "cancelled") for state in moment.segments)
         alive = any(state in (*RUNNING, "pending", "requeued") for state in moment.segments)
