@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from private_slurm import PrivateSlurm
+from slurm_processes import SlurmError
 from test_chain import STEPS, Chain, Record
 
 from pipeline.files import read_json, read_lines
@@ -92,7 +93,9 @@ class DrivenChain(Chain):
         self.steps, self.stubs = steps, folder / f"{name}.bin"
         self.hook, self.interpreter = folder / f"{name}.hook", folder / f"{name}.python"
         self.hook.write_text("")
-        self.interpreter.write_text(f'#!/bin/bash\nsource "{self.hook}"\nexec {sys.executable} "$@"\n')
+        # The product takes SLURM_JOB_ID from what it calls: this one stays.
+        known = "if [[ ${SLURM_JOB_ID:-} ]]; then export IN_A_JOB=1; fi"
+        self.interpreter.write_text(f'#!/bin/bash\n{known}\nsource "{self.hook}"\nexec {sys.executable} "$@"\n')
         self.interpreter.chmod(0o755)
         data = data or f"{folder}/corpus/*.txt"
         self.config.write_text(CONFIG.format(name=name, folder=folder, data=data, steps=steps))
@@ -149,7 +152,7 @@ class DrivenChain(Chain):
         """Put a command of ours before Slurm's own one inside Jobs; return the file with the calls that it saw."""
         self.stubs.mkdir(exist_ok=True)
         real, mark = shutil.which(name, path=self.slurm.env["PATH"]), self.stubs / f"{name}.calls"
-        script = f'#!/bin/bash\nreal={real}\nif [[ ${{SLURM_JOB_ID:-}} ]]; then\n    echo "$*" >>{mark}\n{text}\nfi\nexec $real "$@"\n'
+        script = f'#!/bin/bash\nreal={real}\nif [[ ${{SLURM_JOB_ID:-}}${{IN_A_JOB:-}} ]]; then\n    echo "$*" >>{mark}\n{text}\nfi\nexec $real "$@"\n'
         (self.stubs / name).write_text(script)
         (self.stubs / name).chmod(0o755)
         return mark
@@ -220,12 +223,20 @@ class DrivenChain(Chain):
         """List the Run's Jobs that squeue knows, ended ones too, oldest first."""
         words = ["squeue", "--noheader", "--all", "--states=all", "--format=%A|%T|%E|%j|%k"]
         jobs = []
-        for line in self.slurm.run(*words).stdout.splitlines():
+        for line in self.ask(*words).splitlines():
             job_id, state, dependency, name, comment = line.split("|", 4)
             if comment.startswith(self.token):
                 found = re.match(r"-([a-z]+)", name.removeprefix(self.run.name))
                 jobs.append(QueuedJob(job_id, state, dependency, name, comment, found[1] if found else ""))
         return sorted((job for job in jobs if stage in ("", job.stage)), key=lambda job: int(job.job_id))
+
+    def ask(self, *words: str) -> str:
+        """Return what a command of Slurm's says; again where a busy machine has let it wait in vain."""
+        for _ in range(3):
+            with suppress(SlurmError):
+                return self.slurm.run(*words).stdout
+            time.sleep(2)
+        return self.slurm.run(*words).stdout
 
     def alive(self, stage: str = "") -> list[QueuedJob]:
         return [job for job in self.queue(stage) if job.alive]
@@ -289,7 +300,7 @@ class DrivenChain(Chain):
                 return True
             try:
                 idle = 0 if self.alive() else idle + 1
-            except Exception:  # the controller may be away
+            except SlurmError:  # the controller is away
                 idle = 0
             assert idle < 5, f"nothing is queued, and the chain is not complete\n{self.logs()}"
             return False

@@ -180,11 +180,13 @@ def test_a_forgotten_edge_starts_nothing_on_half_a_model(root: Path, folder: Pat
         chain.wait_for_step(12)
         held = [job.job_id for stage in ("evaluate", "inference") for job in chain.queue(stage)]
         slurm.run("scontrol", "hold", *held)
-        slurm.run("scancel", *(job.job_id for job in chain.alive("pretrain") if job.waits))
+        for job in chain.alive("pretrain"):
+            if job.waits:
+                slurm.run("scancel", job.job_id)
         chain.kill(chain.running())
         chain.wait_for("squeue to forget", lambda: not chain.queue("pretrain"), 60)
-        for job in held:
-            slurm.run("scontrol", "release", job, check=False)
+        for job_id in held:
+            slurm.run("scontrol", "release", job_id, check=False)
         time.sleep(3)
         chain.wait_for("their end", lambda: all(job.waits for job in chain.alive()), 60)
         assert chain.samples() == []
