@@ -27,7 +27,7 @@ def end(verdict, reason, step):
     print(verdict, reason, flush=True)
     os._exit(7)
 around = Around(
-    is_alive=lambda rank: True, stop_reason=lambda: None, verdict=lambda: None,
+    is_alive=lambda rank: True, stop_reason=lambda: None, said=lambda: None,
     event=lambda kind, **details: print("event", kind, flush=True), hangs=lambda: [], end=end,
 )
 dog = Watchdog(Rank(0, socket.gethostname(), os.getpid(), None), around, 3.0, 3.0)

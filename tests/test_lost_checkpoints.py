@@ -61,8 +61,8 @@ def test_verdicts_tell_of_saves_where_a_power_cut_took_the_events(run: Run) -> N
     shutil.rmtree(run.checkpoints)
     run.events.unlink()
     check_checkpoints(run)  # nobody knows of any
-    write_json(run.verdict("7", 0), {"stage": "pretrain", "verdict": "stopped", "after": 5, "time": 1.0})
-    with pytest.raises(StorageError, match=r"attempts/7\.0\.json"):
+    write_json(run.verdict("7", 0), {"stage": "pretrain", "verdict": "stopped", "step_at_end": 5, "time": 1.0})
+    with pytest.raises(StorageError, match=r"attempts/7\.0 "):
         check_checkpoints(run)
 
 

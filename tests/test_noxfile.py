@@ -71,7 +71,7 @@ def test_smoke_sees_to_the_packages_and_then_tests_by_name(project: Path) -> Non
     assert nox(project, "-s", "smoke", "--", "-k", "requeue").returncode == 0
     packages, tests = calls(project)[-2:]
     assert packages.endswith(": tests/slurm/slurm_packages.py")
-    assert tests.endswith(": -m pytest tests/slurm -n 0 -vv -k requeue")
+    assert tests.endswith(": -m pytest tests/slurm -n 2 --dist loadfile -vv -k requeue")
 
 
 @pytest.mark.parametrize("changes", [{"UV_PYTHON": "3.9"}, {"NOXFORCE_VENV_BACKEND": "uv"}, {"PATH": "/usr/bin:/bin"}])

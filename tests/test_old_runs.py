@@ -12,8 +12,10 @@ from pathlib import Path
 import fake_slurm
 import pytest
 
-from pipeline.files import read_json
+from pipeline.config.load import load_run_config
+from pipeline.files import read_json, write_json
 from pipeline.run.folder import Run
+from pipeline.run.inputs import fingerprint
 
 OLD = Path(__file__).parent / "fixtures" / "run-0.1.0"
 PROJECT = Path(__file__).resolve().parents[1]
@@ -33,6 +35,12 @@ def old(tmp_path: Path) -> Path:
         if moved != text:
             path.write_bytes(moved)
     for name in ("local", "slurm"):
+        index = read_json(folder / name / "data" / "index.json")
+        # The config's part of it holds the path of the text, which is another one here.
+        write_json(
+            folder / name / "data" / "index.json",
+            index | {"inputs": fingerprint(load_run_config(Run(folder / name).config))},
+        )
         for code in ("pipeline", "sbatch"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(PROJECT / code, folder / name / "snapshot" / code, ignore=ignored)

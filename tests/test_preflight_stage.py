@@ -13,7 +13,7 @@ import pytest
 from conftest import environment
 from preflight_nodes import Nodes, make_run, nodes
 
-from pipeline.files import read_json, read_lines
+from pipeline.files import read_json, read_lines, write_text
 from pipeline.run.cause import cause_of
 from pipeline.run.folder import Run
 
@@ -52,7 +52,7 @@ def test_two_ranks_by_torchrun_and_the_table_of_the_session(
     bad = pipeline(*words, PATH=path)
     assert bad.returncode == 1
     verdict = read_json(run.verdict("0", 1))
-    assert (verdict["verdict"], verdict.get("nodes")) == ("environment", None)  # one node: nothing to compare it with
+    assert (verdict["verdict"], verdict["nodes"]) == ("environment", [])  # one node: nothing to compare it with
     findings = read_json(run.preflight("0", 1))["findings"]
     assert (socket.gethostname(), "gpu fault") in [(finding["node"], finding["kind"]) for finding in findings]
     assert "GPU 0: 2 uncorrected ECC errors" in bad.stderr
@@ -72,13 +72,13 @@ def test_the_job_script_runs_by_hand_and_exits_3(micro: Path) -> None:
 
 def test_two_nodes_and_a_step_that_leaves_the_verdict_to_training(nodes: Callable[..., Nodes]) -> None:
     two = nodes()
-    two.run.sinfo("7", 0).write_text("n[1-2] 2 1000 (null) gpu:2\n")
+    write_text(two.run.sinfo("7", 0), "n[1-2] 2 1000 (null) gpu:2\n")
     two.start(1)
     two.start(0)
     assert two.end() == {1: 0, 0: 0}, two.log(0).read_text()
     assert [node["node"] for node in two.report["nodes"]] == ["n1", "n2"]
     assert two.report["all_reduce"]["bus_gbps"] > 0
-    assert two.verdict == {}
+    assert two.said == {}
     assert [event["event"] for event in read_lines(two.run.events)] == ["start", "complete"]
 
 
@@ -86,8 +86,8 @@ def test_a_node_that_never_arrives_is_named(nodes: Callable[..., Nodes]) -> None
     two = nodes("preflight.timeout=4")
     two.start(0)
     assert two.end() == {0: 3}
-    assert two.verdict["nodes"] == ["n2"]
-    assert "n2: did not arrive within 4 s" in two.verdict["reason"]
+    assert two.said["nodes"] == ["n2"]
+    assert "n2: did not arrive within 4 s" in two.said["reason"]
 
 
 def test_a_variable_that_is_another_one_in_one_rank(nodes: Callable[..., Nodes]) -> None:
@@ -96,8 +96,8 @@ def test_a_variable_that_is_another_one_in_one_rank(nodes: Callable[..., Nodes])
     two.start(0, NCCL_DEBUG="WARN", NCCL_IB_TIMEOUT="22", PIPELINE_EXPECTED_ENV=expected)
     two.start(1, NCCL_DEBUG="INFO", NCCL_IB_TIMEOUT="22", PIPELINE_EXPECTED_ENV=expected)
     assert two.end()[0] == 3
-    assert two.verdict["nodes"] == ["n2"]
-    assert "NCCL_DEBUG is 'INFO' on rank 1 (n2), and 'WARN' in the launch file" in two.verdict["reason"]
+    assert two.said["nodes"] == ["n2"]
+    assert "NCCL_DEBUG is 'INFO' on rank 1 (n2), and 'WARN' in the launch file" in two.said["reason"]
 
 
 def test_a_wrong_variable_that_all_nodes_have_blames_none_of_them(nodes: Callable[..., Nodes]) -> None:
@@ -106,9 +106,9 @@ def test_a_wrong_variable_that_all_nodes_have_blames_none_of_them(nodes: Callabl
     for rank in (1, 0):
         two.start(rank, GLOO_SOCKET_IFNAME="eth77", PIPELINE_EXPECTED_ENV=expected)
     assert set(two.end().values()) == {3}
-    assert (two.verdict["verdict"], two.verdict.get("nodes")) == ("environment", None)
-    assert "joining the process group: RuntimeError" in two.verdict["reason"]
-    keys = {cause_of("environment", two.verdict["reason"].replace("n1", name)) for name in ("n1", "n7", "n3")}
+    assert (two.said["verdict"], two.said["nodes"]) == ("environment", [])
+    assert "joining the process group: RuntimeError" in two.said["reason"]
+    keys = {cause_of("environment", two.said["reason"].replace("n1", name)) for name in ("n1", "n7", "n3")}
     assert len(keys) == 1  # so that the next attempt, elsewhere, is the second of the same cause
 
 
@@ -122,4 +122,4 @@ def test_a_stop_ends_it_at_once(nodes: Callable[..., Nodes], how: str) -> None:
     else:
         two.run.warned("7", 0).write_text("USR2\n")
     assert two.end(30) == {0: 0}
-    assert two.verdict["verdict"] == "stopped"
+    assert two.said["verdict"] == "stopped"

@@ -76,7 +76,7 @@ class Laptop:
         return fake_slurm.read(self.slurm)
 
     def set(self, stage: str, state: str, **changes: object) -> None:
-        (job_id,) = [job_id for job_id, job in self.queue.items() if job["name"] == f"micro-{stage}"]
+        (job_id,) = [job_id for job_id, job in self.queue.items() if job["name"].startswith(f"micro-{stage}-")]
         fake_slurm.set_state(self.slurm, job_id, state, **changes)
 
     def calls(self) -> int:
@@ -101,9 +101,10 @@ def test_a_chain_is_submitted_elsewhere_by_one_call_and_is_a_run_like_any_other_
     result = both.submit()
     assert result.returncode == 0, result.stderr
     assert both.calls() == 2  # a look at the data, and the submission
+    id_ = read_json(both.run.record)["id"]
     assert [job["name"] for job in both.queue.values()] == [
-        "micro-tokenize", "micro-pretrain", "micro-evaluate", "micro-inference",
-    ]  # fmt: skip
+        f"micro-{stage}-{id_}" for stage in ("tokenize", "pretrain", "evaluate", "inference")
+    ]
     words = both.queue["102"]["words"]
     assert {"--partition=gpu", "--qos=a'b $(touch hacked); c", f"--chdir={both.run.root}"} <= set(words)
     assert words[-2:] == [str(both.run.snapshot / "sbatch" / "pretrain.sbatch"), str(both.run.root)]
@@ -173,6 +174,8 @@ def test_status_is_one_call_and_says_what_is_true_there(laptop: Laptop) -> None:
     assert (found["state"], found["run"]) == ("running", str(laptop.run.root))
     shown = laptop.verb("status", laptop.here.root).stdout
     assert f"-m pipeline stop {os.path.relpath(laptop.here.root, laptop.folder)}" in shown
+    for stage in ("evaluate", "inference"):  # they begin when pretrain is cancelled, find no model, and leave
+        laptop.set(stage, "COMPLETED")
     laptop.set("tokenize", "FAILED")
     assert laptop.verb("status", laptop.here.root).returncode == 1
 

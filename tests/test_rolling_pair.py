@@ -123,6 +123,18 @@ def test_tend_queues_another_where_somebody_cancelled_the_one_that_waited(site: 
     assert site.queue == before
 
 
+def test_tend_mends_the_edge_of_one_that_lost_it(site: Site) -> None:
+    first = Script(site)
+    first.begin()
+    successor = site.ids("pretrain")[1]
+    site.set_id(successor, "PENDING", dependency="")  # as a requeue leaves it
+    site.set("evaluate", "PENDING", dependency="")
+    assert first.ask("tend").returncode == 0
+    assert site.queue[successor]["dependency"] == f"afterany:{first.job_id},singleton"
+    assert site.by_name()["evaluate"]["dependency"] == f"afterany:{successor}"
+    assert len(site.ids("pretrain")) == 2
+
+
 def test_tend_of_an_attempt_that_was_superseded_queues_nothing(site: Site) -> None:
     first = Script(site)
     first.begin()

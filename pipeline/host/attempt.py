@@ -119,13 +119,17 @@ class Host:
         exclude = ",".join(self.excluded(self.stage))
         if not self.try_or_say("requeue this job", lambda: self.slurm.requeue(self.job_id)):
             return False
-        deadline = time.monotonic() + UPDATE_SECONDS
-        wanted = exclude or self.bad_nodes.path.is_file()  # nodes that it was kept off before may be allowed by now
-        while wanted and time.monotonic() < deadline:  # refused until the job has left its nodes
-            if self.try_or_say("", lambda: self.slurm.update(self.job_id, ExcNodeList=exclude)):
-                break
-            time.sleep(0.5)
+        if exclude or self.bad_nodes.path.is_file():  # nodes that it was kept off before may be allowed by now
+            self.change_requeued(ExcNodeList=exclude)
         return True
+
+    def change_requeued(self, **fields: str) -> None:
+        """Change this very Job, which was requeued; Slurm refuses that until it has left its nodes."""
+        deadline = time.monotonic() + UPDATE_SECONDS
+        while time.monotonic() < deadline:
+            if self.try_or_say("", lambda: self.slurm.update(self.job_id, **fields)):
+                return
+            time.sleep(0.5)
 
     def me(self) -> SlurmJob | None:
         """Return what Slurm says of this Job; None where it may not be asked, or does not answer."""

@@ -159,7 +159,7 @@ class HostBegin(Leaseholder):
         """Put this very Job back behind what it needs: no other one could be submitted."""
         if not self.requeue():
             return EXIT_NOT_READY
-        self.try_or_say(f"wait for {edge}", lambda: self.slurm.update(self.job_id, Dependency=edge))
+        self.change_requeued(Dependency=edge)
         self.event("requeue", reason=f"waits for {edge}")
         return NOTHING_TO_DO
 

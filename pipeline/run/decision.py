@@ -170,6 +170,6 @@ def after_attempt(last: Attempt, past: Sequence[Attempt], *, stage: str, stop: b
     keeps = stage == "pretrain" or (stage == "tokenize" and last.after > last.before)
     if not keeps and not (last.preempted or last.blamed or last.verdict in (ENVIRONMENT, LOST)):
         # Nothing was kept of what it did, so the same time limit or the same crash would come again.
-        return Decision("end", last.reason, code)
+        return Decision("end", last.reason, code, cancel_rest=stage == "tokenize")  # all the others need the tokens
     delay = 0 if last.preempted else pause([*past, last])
     return Decision("go_on", last.reason, EXIT_DONE if last.verdict == STOPPED else code, delay=delay)

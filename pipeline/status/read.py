@@ -242,6 +242,7 @@ def _shown(told: list[tuple[JobRecord, Answer]]) -> list[tuple[JobRecord, Answer
         (record, answered)
         for record, answered in told
         if answered.state in LIVELY
+        or (record.role != "chain" and not record.closed and answered.started is not None)
         or (record.role == "chain" and (answered.started is not None or record.kind not in begun))
     ]
     segments = [record for record, _ in kept if record.stage == "pretrain"]

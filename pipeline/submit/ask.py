@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -238,13 +238,25 @@ def print_plan(request: Request, console: Console) -> None:
     plan, run = request.plan, request.run
     console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}, scheduler {plan.scheduler}", soft_wrap=True)
     print_derived(plan.derived, console)
-    table = Table("job", "after", "nodes", "ranks", "time limit", "state", box=None, padding=(0, 2, 0, 0))
-    for job in plan.jobs:
-        state = "complete" if is_complete(run, request.config, job.stage) else "to do"
-        table.add_row(job.name, ", ".join(job.after) or "-", str(job.nodes), str(job.ranks), job.time, state)
-    console.print(table)
-    for job in plan.jobs:
-        console.print(shlex.join(job.command), soft_wrap=True, markup=False, highlight=False)
+    done = {stage: is_complete(run, request.config, stage) for stage in {job.stage for job in plan.jobs}}
+    rows = [
+        (job.name, ", ".join(job.after) or "-", str(job.nodes), str(job.ranks), job.time, _to_do(done[job.stage]))
+        for job in plan.jobs
+    ]
+    lines = [*_columns([("job", "after", "nodes", "ranks", "time limit", "state"), *rows])]
+    lines += [shlex.join(job.command) for job in plan.jobs]
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     for name, text in plan.files.items():
         console.print(f"\n{shown(run.root / name)}", soft_wrap=True, markup=False, style="bold")
         console.print(text.rstrip(), soft_wrap=True, markup=False)
+
+
+def _to_do(complete: bool) -> str:
+    return "complete" if complete else "to do"
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Lay out rows one below the other: a Table of rich's takes a millisecond a row, and there may be hundreds."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -143,7 +143,8 @@ class RunJobs:
 
     def repoint(self, queued: QueuedJob, dependency: str) -> QueuedJob:
         """Let a Job that waits wait for something else."""
-        if queued.record.dependency == dependency and queued.job.state == "pending":
+        # Slurm drops the edges of a Job that is requeued: then the entry tells of one that is not there.
+        if queued.record.dependency == dependency and queued.job.state == "pending" and queued.job.dependency:
             return queued
         self.slurm.update(queued.job_id, Dependency=dependency)
         return replace(queued, record=job_ledger.keep(self.run, queued.record.but(dependency=dependency)))

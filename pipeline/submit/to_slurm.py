@@ -72,7 +72,7 @@ class Submission:
         return submitted
 
     def _jobs(self, alive: list[QueuedJob]) -> list[Job]:
-        """Return the Plan's Jobs; those of a tokenize that an earlier Plan cut in another way stand for the new ones."""
+        """Return the Plan's Jobs; a tokenize that an earlier Plan cut in another way stands for the new ones."""
         planned = [job for job in self.plan.jobs if job.stage == "tokenize"]
         others = [q for q in alive if q.is_chain("tokenize") and q.record.phase not in {job.phase for job in planned}]
         if not planned or not others:

@@ -15,8 +15,8 @@ def test_a_head_that_never_arrives_is_named_by_the_others(nodes: Callable[..., N
     two = nodes("preflight.timeout=3")
     two.start(1)
     assert two.end() == {1: 3}
-    assert (two.verdict["verdict"], two.verdict["nodes"]) == ("environment", ["n1"])
-    assert "Connection refused [errno 111]" in two.verdict["reason"]
+    assert (two.said["verdict"], two.said["nodes"]) == ("environment", ["n1"])
+    assert "Connection refused [errno 111]" in two.said["reason"]
 
 
 def test_a_taken_port_is_told(nodes: Callable[..., Nodes]) -> None:
@@ -24,7 +24,7 @@ def test_a_taken_port_is_told(nodes: Callable[..., Nodes]) -> None:
     with socket.create_server(("", two.port)):
         two.start(0)
         assert two.end() == {0: 3}
-    assert f"port {two.port}: Address already in use" in two.verdict["reason"]
+    assert f"port {two.port}: Address already in use" in two.said["reason"]
 
 
 def test_a_rank_that_dies_in_the_middle_does_not_hold_the_others(nodes: Callable[..., Nodes]) -> None:
@@ -34,7 +34,7 @@ def test_a_rank_that_dies_in_the_middle_does_not_hold_the_others(nodes: Callable
     two.wait_for_record("n2")
     two.processes[1].send_signal(signal.SIGSTOP)
     assert two.processes[0].wait(60) == 3
-    assert two.verdict["nodes"] == ["n2"]
+    assert two.said["nodes"] == ["n2"]
 
 
 def test_a_head_whose_name_does_not_resolve_on_one_node(nodes: Callable[..., Nodes]) -> None:
@@ -42,6 +42,6 @@ def test_a_head_whose_name_does_not_resolve_on_one_node(nodes: Callable[..., Nod
     two.start(0)
     two.start(1, MASTER_ADDR="nope.invalid")
     assert two.end() == {0: 3, 1: 3}, two.log(1).read_text()
-    assert two.verdict["nodes"] == ["n2"]
-    assert "nope.invalid" in two.verdict["reason"]
-    assert "the name cannot be resolved" in two.verdict["reason"]
+    assert two.said["nodes"] == ["n2"]
+    assert "nope.invalid" in two.said["reason"]
+    assert "the name cannot be resolved" in two.said["reason"]
