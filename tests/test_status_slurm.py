@@ -244,3 +244,12 @@ def test_logs_are_followed_across_segments_and_attempts(site: Site, monkeypatch:
         f"job {first}, attempt 0", f"job {first}, attempt 1", f"job {second}, attempt 0",
         "slurmstepd: error: *** CANCELLED ***",
     ]  # fmt: skip
+
+
+def test_a_report_on_a_node_that_may_not_ask_calls_nothing(site: Site) -> None:
+    site.cluster.write_text(site.cluster.read_text() + "nodes_may_submit: false\n")
+    assert site.submit().returncode == 0
+    (site.folder / "calls").unlink()
+    told = site.pipeline("status", site.run.root, "--json", **(site.changes | {"SLURM_JOB_ID": "7"}))
+    assert told.returncode in (0, 1), told.stderr
+    assert not (site.folder / "calls").exists()

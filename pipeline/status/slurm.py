@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pipeline.errors import UserError
+from pipeline.errors import NotReadyError, UserError
 from pipeline.run.attempts import read_attempt
 from pipeline.run.decision import FINAL
 from pipeline.run.folder import Run
@@ -99,6 +100,8 @@ def ask_slurm(run: Run, lasts: dict[tuple[str, str], Last]) -> tuple[list[Queued
     records = read_ledger(run)
     try:
         jobs = RunJobs(run, cluster := read_cluster(run), cluster.slurm())
+        if not cluster.nodes_may_submit and os.environ.get("SLURM_JOB_ID"):  # the last Job writes the report
+            raise NotReadyError("nodes may not call Slurm's commands here")
         found = jobs.look(keep=False)
     except UserError as error:  # of the cluster file, or no answer
         silent = f"{error.words[0]} does not answer: {error.answer}" if isinstance(error, SlurmError) else str(error)
