@@ -75,6 +75,15 @@ def events(site: Site) -> list[str]:
 # A successor is always queued
 
 
+def test_where_saves_are_slow_the_successor_is_warned_earlier(site: Site) -> None:
+    script = Script(site)
+    script.checkpoint(10)
+    site.run.event("save", stage="pretrain", step=10, seconds=100.0)
+    assert script.begin().returncode == 0
+    words = site.by_name()["pretrain"]["words"]
+    assert "--signal=B:USR2@300" in words, words
+
+
 def test_an_attempt_queues_one_successor_of_the_same_name_and_the_rest_of_the_chain_behind_it(site: Site) -> None:
     first = Script(site)
     assert first.begin().returncode == 0

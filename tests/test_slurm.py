@@ -509,24 +509,6 @@ def test_free_text_shifts_nothing(fake: Fake) -> None:
     assert own.dependency == "afterany:1(unfulfilled),singleton(unfulfilled)"
 
 
-def test_jobs_are_found_by_the_beginning_of_their_comment(fake: Fake) -> None:
-    ours = "pipeline:abc:"
-    fake("squeue", squeue_of(
-        row("1", "RUNNING", comment=f"{ours}pretrain.000001", user="ada"), row("2", "RUNNING", comment=f"x{ours}"),
-        row("3", "COMPLETED", comment=f"{ours}tokenize.000002"), row("4", "RUNNING", comment=""),
-        row("5_[0-3]", "PENDING", comment=f"{ours}encode.000003"), row("6", "RUNNING", comment="pipeline:abcd:pretrain.000001"),
-    ))  # fmt: skip
-    assert [(job.job_id, job.user) for job in SLURM.with_comment(ours)] == [
-        ("1", "ada"),
-        ("3", USER),
-        ("5_[0-3]", USER),
-    ]
-    assert calls("squeue") == [f"-a --states=all -O {COLUMNS}"]
-    fake("squeue", "echo nonsense")
-    with pytest.raises(SlurmError, match="not a list of Jobs"):
-        SLURM.with_comment(ours)
-
-
 ALIVE = "PENDING RUNNING COMPLETING SUSPENDED REQUEUED REQUEUE_HOLD CONFIGURING SIGNALING EXPEDITING REVOKED NEW_ONE".split()
 
 

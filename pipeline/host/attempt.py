@@ -76,23 +76,24 @@ class Host:
         """Tell whether Slurm has given this Job another attempt; it counts one when it requeues, before it starts."""
         return job.restarts > self.number
 
-    def others(self, *, waiting: bool = True) -> list[QueuedJob]:
-        """List the Run's other Jobs that are alive, or only those that wait; none where that cannot be learned."""
+    def others(self) -> list[QueuedJob]:
+        """List the Run's other Jobs that wait; none where that cannot be learned."""
         try:
             alive = self.queue.alive() if self.asks else []
         except SlurmError as error:
             self.say(str(error))
             return []
-        return [
-            queued
-            for queued in alive
-            if queued.job_id != self.job_id.partition("_")[0] and (queued.waits or not waiting)
-        ]
+        return [q for q in alive if q.waits and q.job_id != self.job_id.partition("_")[0]]
 
     def cancel_rest(self) -> None:
         """Cancel the Run's waiting Jobs: what they wait for will not come."""
         if rest := self.others():
             self.try_or_say(f"cancel {', '.join(q.job_id for q in rest)}", lambda: self.queue.cancel(rest))
+
+    def cancel_segments(self) -> None:
+        """Cancel the Segments that wait: training needs none any more."""
+        if segments := [queued for queued in self.others() if queued.is_chain("pretrain")]:
+            self.try_or_say("cancel Segments that are not needed", lambda: self.queue.cancel(segments))
 
     def excluded(self, stage: str) -> list[str]:
         """Return the nodes that a Stage's Jobs are to be kept off: the user's own, and bad ones if others are left."""

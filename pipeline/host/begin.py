@@ -104,7 +104,7 @@ class HostBegin(Leaseholder):
         if decision.action == "skip":
             self.say(f"{decision.reason}, nothing to do")
             if self.stage == "pretrain":
-                self._cancel_segments()
+                self.cancel_segments()
             return NOTHING_TO_DO
         self.say(f"does not begin: {decision.reason}")
         self.event("not begun", reason=decision.reason)
@@ -114,11 +114,6 @@ class HostBegin(Leaseholder):
         if decision.cancel_rest:
             self.cancel_rest()
         return decision.code
-
-    def _cancel_segments(self) -> None:
-        segments = [queued for queued in self.others() if queued.is_chain("pretrain")]
-        if segments:
-            self.try_or_say("cancel Segments that are not needed", lambda: self.queue.cancel(segments))
 
     def wait_for_input(self, needs: str) -> int:
         """Leave, since what this Stage reads is not complete; where it still comes, a new Job waits behind it.

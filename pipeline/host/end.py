@@ -209,11 +209,8 @@ class HostEnd(Leaseholder):
 
     def _drop_successor(self) -> None:
         """Training is complete: no Segment is needed any more. One that stays finds nothing to do and ends at once."""
-        if self.stage != "pretrain" or not self.asks:
-            return
-        segments = [queued for queued in self.others() if queued.is_chain("pretrain")]
-        if segments:
-            self.try_or_say("cancel Segments that are not needed", lambda: self.queue.cancel(segments))
+        if self.stage == "pretrain" and self.asks:
+            self.cancel_segments()
 
     def _go_on(self, decision: Decision, verdict: VerdictRecord) -> int:
         code = EXIT_DONE if verdict.verdict == Verdict.STOPPED else EXIT_CODES.get(verdict.verdict, 1)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipeline.errors import EXIT_DONE
 from pipeline.host.attempt import Host
 from pipeline.run.job_ledger import entry_of, this_user
-from pipeline.run.owner import current, is_alive, take
+from pipeline.run.owner import current, is_alive, take, time_of_files
 from pipeline.run.records import JobRecord
 from pipeline.run.verdict import verdict_of
 
@@ -68,7 +68,7 @@ class Leaseholder(Host):
             return "gone"
         signs = [*self.run.attempt(job_id, number).glob("*"), self.run.log(self.stage, job_id, number)]
         last = max((path.stat().st_mtime for path in signs if path.exists()), default=0.0)
-        return "alive" if time.time() - last < SILENCE_SECONDS else "gone"
+        return "alive" if time_of_files(self.run.owner) - last < SILENCE_SECONDS else "gone"
 
     def _comes_after(self, entry: JobRecord | None) -> bool:
         """Tell whether Slurm's own rule says that the Job of `entry` has ended: this one waited for it."""

@@ -162,7 +162,7 @@ def _has_expired(claim: Path, holder: Record | None) -> bool:
         return False
     try:
         last = claim.stat().st_mtime
-        if abs(_time_of_files(claim) - last) < EXPIRY_SECONDS:
+        if abs(time_of_files(claim) - last) < EXPIRY_SECONDS:
             return False
         time.sleep(WATCH_SECONDS)
         return claim.stat().st_mtime == last
@@ -170,7 +170,7 @@ def _has_expired(claim: Path, holder: Record | None) -> bool:
         return False
 
 
-def _time_of_files(neighbour: Path) -> float:
+def time_of_files(neighbour: Path) -> float:
     """Return what a file gets for a time that is written now, beside `neighbour`."""
     probe = neighbour.with_name(f"{neighbour.name}.{secrets.token_hex(4)}.{os.getpid()}.tmp")
     try:

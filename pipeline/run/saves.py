@@ -14,6 +14,7 @@ from pipeline.run.folder import Run
 from pipeline.run.records import number, read_records, whole
 from pipeline.run.steps import step_folders
 
+SAVES_MEASURED = 20  # the last ones, of which the slowest counts
 BEGUN_ANEW = "begun anew"  # the event of a training that a person has let begin again
 
 
@@ -35,6 +36,12 @@ def last_save(run: Run) -> Save | None:
         elif event.get("event") == "save" and (step := whole(event.get("step"))) is not None:
             last = Save(step, at, run.events.name)
     return last or _last_of_verdicts(run, anew)
+
+
+def slowest_save(run: Run, key: str = "seconds") -> float | None:
+    """Return the largest value of a key (s) among the last saves' events; None where no save was measured."""
+    saves = [event for event in read_records(run.events) if event.get("event") == "save"][-SAVES_MEASURED:]
+    return max((value for save in saves if (value := number(save.get(key))) is not None), default=None)
 
 
 def _last_of_verdicts(run: Run, since: float) -> Save | None:

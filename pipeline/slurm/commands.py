@@ -196,10 +196,6 @@ class Slurm:
                 break
         return {job_id: found.get(job_id) or unknown(job_id, why, answered and job_id not in others) for job_id in ids}
 
-    def with_comment(self, prefix: str, timeout: float | None = None) -> list[SlurmJob]:
-        """Return the Jobs of any user, in any state that squeue still shows, whose comments begin with `prefix`."""
-        return [job for _, job in self._squeue(["-a"], timeout) if job.comment.startswith(prefix)]
-
     def of_run(self, run_id: str, users: Collection[str] = ()) -> list[SlurmJob]:
         """Return the Jobs that bear a Run's mark: a comment `pipeline:ID:…`, or a name `…-ID`; arrays as one.
 

@@ -34,11 +34,11 @@ from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
 from pipeline.run.goodput import read_split
 from pipeline.run.place import place_of
-from pipeline.run.records import number, read_metrics, read_records, tokens_per_second
+from pipeline.run.records import read_metrics, tokens_per_second
+from pipeline.run.saves import slowest_save
 from pipeline.submit.run_folder import PROJECT, check_config, config_of, is_parcel, read_cluster, run_of
 
 DEFAULT_CONFIG = PROJECT / "configs" / "tiny.yaml"
-SAVES_MEASURED = 20  # the last ones, of which the slowest counts
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,12 @@ def _cluster_of(run: Run, name: str | None) -> Cluster:
 
 def measured(run: Run) -> Measured:
     """Return what earlier attempts of a Run tell about the rest of it."""
-    saves = [event for event in read_records(run.events) if event.get("event") == "save"][-SAVES_MEASURED:]
     split, starts = read_split(run), len(all_attempts(run, "pretrain"))
-
-    def slowest(key: str) -> float | None:
-        return max((value for save in saves if (value := number(save.get(key))) is not None), default=None)
-
     return Measured(
         step=max(0, newest_step(run)),
         tokens_per_s=tokens_per_second(read_metrics(run)),
-        save_seconds=slowest("seconds"),
-        stall_seconds=slowest("stall_seconds"),
+        save_seconds=slowest_save(run),
+        stall_seconds=slowest_save(run, "stall_seconds"),
         restart_seconds=split.startup / starts if split and starts else None,
     )
 

@@ -17,6 +17,7 @@ from pipeline.plan.flags import Flags, job_flags
 from pipeline.run import job_ledger
 from pipeline.run.folder import Run
 from pipeline.run.records import JobRecord
+from pipeline.run.saves import slowest_save
 from pipeline.slurm.bad_nodes import bad_nodes_of
 from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmFull, SlurmRefused
@@ -163,7 +164,6 @@ class JobQueue(RunJobs):
         super().__init__(run, cluster, slurm)
         self.config = config
         self.exclusions: dict[str, Exclusion] = {}  # by Stage
-        self.save_seconds: float | None = None  # as measured; decides how early Jobs are warned
         self.script_folder = run.snapshot / "sbatch"
 
     def submit(
@@ -199,9 +199,8 @@ class JobQueue(RunJobs):
 
     def flags(self, stage: str, phase: str = "") -> Flags:
         """Return the Plan's options of a Job of this Run."""
-        return job_flags(
-            stage, self.config, self.cluster, self.run, run_id=self.id, save_seconds=self.save_seconds, phase=phase
-        )
+        slowest = slowest_save(self.run)  # decides how early Jobs are warned
+        return job_flags(stage, self.config, self.cluster, self.run, run_id=self.id, save_seconds=slowest, phase=phase)
 
     def _edges(self, dependency: str) -> Flags:
         if not dependency:
@@ -246,11 +245,6 @@ class JobQueue(RunJobs):
         for queued in jobs:
             if queued.is_chain(*FOLLOWERS) and queued.waits:
                 self.repoint(queued, f"afterany:{segment}")
-
-    def newest_segment(self) -> QueuedJob | None:
-        """Return the pretrain Job that the chain will come to last: one that waits, else one that runs."""
-        segments = [queued for queued in self.alive() if queued.is_chain("pretrain") and queued.record.job_id]
-        return next((q for q in reversed(segments) if q.waits), segments[-1] if segments else None)
 
 
 def _lead(flags: Flags) -> int | None:
