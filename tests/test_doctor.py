@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_slurm import squeue_list
 from fakes import Fake, calls
 
 from pipeline.cluster import doctor_paths
@@ -36,6 +37,10 @@ SLURM_VERSION           = 23.11.4
 """
 
 
+HELD = squeue_list([{"id": "9", "state": "PENDING", "comment": "KEPT", "name": "pipeline-doctor"}])
+SUBMIT = "for word in \"$@\"; do [[ $word = --comment=* ]] && echo \"${word#*=}\" > comment; done; echo 9"
+
+
 @pytest.fixture
 def slurm(fake: Fake) -> Fake:
     """Put a Slurm on PATH in which all is well: two partitions, H100s, two accounts, Pyxis."""
@@ -43,11 +48,12 @@ def slurm(fake: Fake) -> Fake:
     fake("sinfo", f"{version}cat <<'END'\n{SINFO}\nEND")
     fake("scontrol", f"{version}[[ $* = *partition* ]] && {{ echo 'PartitionName=gpu GraceTime=0 PreemptMode=OFF'; exit; }}\n"
          f"cat <<'END'\n{SETTINGS}END")  # fmt: skip
-    fake("sbatch", f"{version}echo 'sbatch: Job 9 to start at 2026-01-01T00:00:00 in partition gpu' >&2")
+    test = "[[ $* = *--test-only* ]] && { echo 'sbatch: Job 9 to start at 2026-01-01T00:00:00 in partition gpu' >&2; exit; }\n"
+    fake("sbatch", f"{version}{test}{SUBMIT}")
     fake("srun", f"{version}echo '      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH'")
     fake("sacctmgr", f"{version}echo team-a; echo team-b; echo team-a")
-    fake("squeue", version)
-    fake("scancel", version)
+    fake("squeue", f"{version}sed \"s/KEPT/$(cat comment)/\" <<'END'\n{HELD}END")
+    fake("scancel", f"{version}exit 0")
     return fake
 
 
@@ -217,6 +223,21 @@ def test_a_slurm_that_is_too_old_or_missing_ends_the_questions(slurm: Fake) -> N
     assert "20.11" in checks(cluster())["commands"].remedy
     slurm("sbatch", "echo 'sbatch: error: no' >&2; exit 1")
     assert "no" in checks(cluster())["sbatch"].found
+
+
+def test_a_site_that_rewrites_comments_is_found_out_by_a_job_that_is_held_and_cancelled(slurm: Fake) -> None:
+    assert checks(cluster()) == {}
+    held = next(call for call in calls("sbatch") if "--hold" in call)
+    assert "--comment=pipeline:doctor:" in held
+    assert calls("scancel")[-1] == "9"
+    slurm("sbatch", "[[ $1 = --version ]] && { echo 'slurm 23.11.4'; exit; }\n"
+          "[[ $* = *--test-only* ]] && exit; echo account=7 > comment; echo 9")  # fmt: skip
+    check = checks(cluster())["comments"]
+    assert check.state == "fail"
+    assert "kept account=7" in check.found
+    assert check.remedy == "write job_mark: name into the cluster file"
+    assert checks(cluster(job_mark="name")) == {}
+    assert calls("scancel")[-1] == "9"
 
 
 def test_without_accounting_that_is_no_failure(slurm: Fake) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -163,6 +164,26 @@ def _request(patient: Patient) -> Iterator[Check]:
         )
     else:
         yield Check("sbatch --test-only", "ok", " ".join(answer.split()).removeprefix("sbatch: "))
+        yield from _comments(patient, flags)
+
+
+def _comments(patient: Patient, flags: list[str]) -> Iterator[Check]:
+    """See by one held Job, cancelled at once, whether the site leaves a Job's comment alone: ours are known by it."""
+    token, slurm = f"pipeline:doctor:{secrets.token_hex(4)}", replace(patient.slurm, mark="comment")
+    job_id = slurm.submit([*flags, "--job-name=pipeline-doctor", "--hold"], "--wrap=true", (), token)
+    try:
+        job = slurm.jobs([job_id])[job_id]
+    finally:
+        slurm.cancel([job_id])
+    if not job.answered or job.source == "none":
+        yield Check("comments", "warn", f"squeue did not show job {job_id}", "call doctor again")
+    elif job.comment == token:
+        yield Check("comments", "ok", "the comment of a Job stays as it was given")
+    elif patient.cluster.job_mark == "name":
+        yield Check("comments", "ok", "this site writes comments of its own; Jobs are known by their names")
+    else:
+        found = f"of the comment {token} Slurm kept {job.comment or 'nothing'}: ours are known by it"
+        yield Check("comments", "fail", found, "write job_mark: name into the cluster file")
 
 
 def _array(patient: Patient) -> Iterator[Check]:
