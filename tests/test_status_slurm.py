@@ -72,6 +72,16 @@ def test_a_hundred_segments_are_asked_about_by_few_calls_without_accounting(long
     assert found["state"] == "running"
 
 
+def test_a_job_whose_records_are_lost_is_shown_all_the_same(site: Site) -> None:
+    site.submit()
+    job = site.ids("tokenize")[0]
+    write_text(site.run.log("tokenize", job, 0), "all that is left of it\n")
+    site.set("tokenize", "COMPLETED", forgotten=True)
+    found = json.loads(site.verb("status", site.run.root, "--json").stdout)
+    (shown,) = [told for told in found["jobs"] if told["stage"] == "tokenize"]
+    assert (shown["job_id"], shown["log"]) == (job, f"logs/tokenize-{job}.0.log")
+
+
 def test_a_hundred_segments_are_asked_about_by_few_calls_with_accounting(long: Site) -> None:
     evaluate = long.by_name()["evaluate"]["id"]
     long.set("evaluate", "PENDING", reason="Priority")

@@ -237,7 +237,7 @@ def _shown(told: list[tuple[JobRecord, Answer]]) -> list[tuple[JobRecord, Answer
     Left out are those that ended without having begun where another one has taken their place, and evaluate Jobs beside
     training that are over.
     """
-    begun = {record.kind for record, answered in told if answered.attempt is not None or answered.state in LIVELY}
+    begun = {record.kind for record, answered in told if answered.started is not None or answered.state in LIVELY}
     kept = [
         (record, answered)
         for record, answered in told
