@@ -94,8 +94,9 @@ class Chain:
         return found
 
     def jobs(self, stage: str) -> list[str]:
-        """Return the ids of a Stage's Jobs in the chain, in the order of submission."""
-        return [str(r.job_id) for r in read_ledger(self.run) if (r.stage, r.role) == (stage, "chain") and r.job_id]
+        """Return the ids of a Stage's Jobs, but those beside training, in the order of submission."""
+        records = read_ledger(self.run)
+        return [str(r.job_id) for r in records if r.stage == stage and r.role != "beside" and r.job_id]
 
     def job(self, stage: str, number: int = 1) -> str:
         """Return the id of the first, second, … Job of a Stage."""

@@ -73,9 +73,9 @@ def take_back(chain: Chain) -> list[str]:
 def test_training_leaves_an_unfit_node_and_goes_on_elsewhere(slurm: PrivateSlurm, folder: Path) -> None:
     chain = Chain(slurm, folder, "elsewhere")
     chain.submit()
-    make_unfit(chain, "$SLURM_NODEID.$PIPELINE_ATTEMPT = 1.0")
-    chain.wait_for_state("completed", 240)
     job_id = chain.job("pretrain")
+    make_unfit(chain, f"$SLURM_NODEID.$SLURM_JOB_ID = 1.{job_id}")
+    chain.wait_for_state("completed", 240)
     unfit = read_json(chain.run.beginning(job_id, 0))["nodes"][1]
     assert read_json(chain.run.verdict(job_id, 0))["nodes"] == [unfit], chain.logs()
     last = all_attempts(chain.run, "pretrain")[-1]
