@@ -38,7 +38,7 @@ SLURM_VERSION           = 23.11.4
 
 
 HELD = squeue_list([{"id": "9", "state": "PENDING", "comment": "KEPT", "name": "pipeline-doctor"}])
-SUBMIT = "for word in \"$@\"; do [[ $word = --comment=* ]] && echo \"${word#*=}\" > comment; done; echo 9"
+SUBMIT = 'for word in "$@"; do [[ $word = --comment=* ]] && echo "${word#*=}" > comment; done; echo 9'
 
 
 @pytest.fixture

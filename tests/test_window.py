@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
+from pipeline.slurm.commands import NODE_COLUMNS, PLANNED_COLUMNS
 from pipeline.slurm.window import (
-    NODE_COLUMNS,
-    PLANNED_COLUMNS,
     Claim,
     Hole,
     Need,

@@ -100,4 +100,6 @@ class Section(BaseModel):
     """
 
     other_names: ClassVar[Mapping[str, str]] = {}
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False, defer_build=True
+    )

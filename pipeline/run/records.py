@@ -25,7 +25,7 @@ SPEED_LINES = 10  # that tokens/s is the median of: one slow line must not move 
 class FileRecord(BaseModel):
     """One JSON file of a Run. Keys of another version are left out; a torn, missing or foreign file reads as None."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

@@ -28,13 +28,15 @@ from pipeline.slurm.jobs import (
 from pipeline.slurm.node_lists import expand_node_list
 from pipeline.slurm.priority import SPRIO_COLUMNS, SSHARE_COLUMNS, Priority, from_sprio, from_sshare
 from pipeline.slurm.process import hear
-from pipeline.slurm.window import NODE_COLUMNS, PLANNED_COLUMNS
 
 # Through how many shells the prefix passes: none, one as `ssh` and `su -c` do, or two as `ssh login01 su - user -c`.
 Quoting = Literal["argv", "one-string", "two-strings"]
 Mark = Literal["comment", "name"]
 OF_CLUSTERS = frozenset("sbatch squeue scontrol scancel sinfo sacct sprio sshare".split())  # that take --clusters
 NAME = "--job-name="
+# Columns with a `|` after each, neither padded nor cut (a width of 0); of nodes once for each partition.
+NODE_COLUMNS = "NodeList:0|,StateLong:0|,CPUsState:0|,Gres:0|,GresUsed:0|,Partition:0|"
+PLANNED_COLUMNS = "JobID:0|,StartTime:0|,SchedNodes:0|,Reason:0|"
 JOB_ID = re.compile(r"([0-9]+)(;[^\s;]+)?")
 
 

@@ -17,9 +17,6 @@ from pipeline.slurm.gres import gpus_in
 from pipeline.slurm.jobs import fields_of
 from pipeline.slurm.node_lists import expand_node_list
 
-# Columns with a `|` after each, neither padded nor cut (a width of 0); of nodes once for each partition.
-NODE_COLUMNS = "NodeList:0|,StateLong:0|,CPUsState:0|,Gres:0|,GresUsed:0|,Partition:0|"
-PLANNED_COLUMNS = "JobID:0|,StartTime:0|,SchedNodes:0|,Reason:0|"
 USABLE = frozenset({"idle", "mixed", "planned"})
 UNSEEN_SECONDS = 1800.0  # taken for a hole whose end is not known: other users' Jobs may be hidden
 MARGIN_SECONDS = 30.0  # from looking at a hole until a Job can have started in it
