@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -13,18 +12,13 @@ from types import FrameType
 import pytest
 import slurm_containers
 import training_image
-from private_slurm import PrivateSlurm
+from private_slurm import PrivateSlurm, new_root
 from slurm_packages import reason
 
 LIMIT = 600  # seconds for a test; the waits in it have limits of their own and say what they waited for
 TOTAL = 2700  # seconds for all; what has not begun by then fails
 BEGIN = time.monotonic()
 NOTES = pytest.StashKey[list[str]]()
-
-
-def new_root() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder with a path that is short enough for sockets, as pytest's own are not."""
-    return tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,6 +35,11 @@ def clean_environment(root: Path) -> dict[str, str]:
     """Return this process's environment without any other Slurm's variables, and with ours."""
     kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
     return kept | {"PATH": SBIN, "SLURM_CONF": str(root / "slurm.conf")}
+
+
+def new_root() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder with a path that is short enough for sockets, as pytest's own are not."""
+    return tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True)
 
 
 class PrivateSlurm:

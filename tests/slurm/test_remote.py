@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from loopback_ssh import LoopbackSsh, why_not
-from private_slurm import PrivateSlurm
+from private_slurm import PrivateSlurm, new_root
 from test_chain import CONFIG, PROJECT
 
 from pipeline.cluster.load import load_cluster
@@ -39,11 +39,12 @@ Verb = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def login(slurm: PrivateSlurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSsh]:
+def login(slurm: PrivateSlurm) -> Iterator[LoopbackSsh]:
     if why := why_not():
         pytest.skip(why)
     variables = {"SLURM_CONF": slurm.env["SLURM_CONF"], "PATH": slurm.env["PATH"]}
-    with LoopbackSsh(tmp_path_factory.mktemp("ssh") / "login", variables) as login:
+    # The path of a socket has at most 108 characters, and pytest's folders alone may have as many.
+    with new_root() as folder, LoopbackSsh(Path(folder) / "login", variables) as login:
         yield login
 
 
