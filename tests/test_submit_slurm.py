@@ -12,9 +12,10 @@ import pytest
 from conftest import environment
 from slurm_site import CLUSTER, NO_SUBMIT, Pipeline, Site
 
-from pipeline.files import read_json
+from pipeline.files import read_json, write_json
 from pipeline.run.folder import Run
 from pipeline.run.job_ledger import read_ledger
+from pipeline.run.owner import claim_path
 from pipeline.run.records import JobRecord
 
 
@@ -447,3 +448,15 @@ def test_secrets_are_named_and_never_written_down(site: Site, tmp_path: Path) ->
         ["bash", "-c", script, "bash", site.run.launch("pretrain")], capture_output=True, text=True, check=True
     )
     assert got.stdout == "planted-in-a-file"
+
+
+def test_a_submit_that_stood_still_until_another_took_over_queues_nothing_more(site: Site) -> None:
+    sbatch = site.folder / "bin" / "sbatch"
+    claim = claim_path(site.run.control / "scheduler.json", 900)
+    write_json(site.folder / "other.json", {"host": "login2", "pid": 1, "beats": True})
+    text = sbatch.read_text().replace("exec ", f"cp {site.folder / 'other.json'} {claim}\nexec ")
+    sbatch.write_text(text)
+    late = site.submit()
+    assert late.returncode == 3
+    assert "taken over by process 1 on login2" in late.stderr
+    assert len(site.calls("sbatch")) == len(site.queue) == 1

@@ -118,6 +118,18 @@ def check_owner(path: Path) -> None:
         raise NotOwnerError(f"{path}: now owned by {describe(holder)}; nothing more is written here")
 
 
+def check_held(path: Path, what: str) -> None:
+    """Raise NotReadyError where `owned` no longer holds `path`: this process stood still, and another took over."""
+    try:
+        check_owner(path)
+    except NotOwnerError:
+        holder = describe(current(path)[1])
+        raise NotReadyError(
+            f"{what} was taken over by {holder}, since this call stood still for more than {EXPIRY_SECONDS:.0f} s; "
+            "it changes nothing more. See what the other one has done, then give the command again if it is needed"
+        ) from None
+
+
 def belongs_to(path: Path, job_id: str, attempt: int) -> bool:
     """Tell whether the owner is this attempt of a Job, or nobody; what ranks beside rank 0 ask."""
     _, holder = current(path)

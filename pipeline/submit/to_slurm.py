@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +19,7 @@ from pipeline.plan.flags import TOKENIZE_PHASES, Flags, array_range
 from pipeline.plan.jobs import ALONE, STAGES, Job, Plan
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
+from pipeline.run.owner import check_held
 from pipeline.run.records import JobRecord
 from pipeline.slurm.commands import Slurm
 from pipeline.slurm.errors import SlurmError
@@ -34,12 +36,21 @@ class Submission:
     """What a Plan still needs: the Jobs that are neither complete nor queued, behind those that are."""
 
     def __init__(
-        self, run: Run, config: Config, cluster: Cluster, plan: Plan, slurm: Slurm, *, is_new: bool = False
+        self,
+        run: Run,
+        config: Config,
+        cluster: Cluster,
+        plan: Plan,
+        slurm: Slurm,
+        *,
+        is_new: bool = False,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.run, self.config, self.cluster, self.plan, self.slurm = run, config, cluster, plan, slurm
         self.queue = JobQueue(run, config, cluster, slurm)
         if not run.snapshot.is_dir():  # --test, before there is a Run
             self.queue.script_folder = PROJECT / "sbatch"
+        self.check = check  # raises where this call may submit no longer; asked before each Job
         self.is_new = is_new  # the Run has its id from this very process: the queue cannot hold a Job of it
         stages = {job.stage for job in plan.jobs}
         self.role = "alone" if stages <= {*FOLLOWERS} or stages <= {*ALONE} else "chain"
@@ -131,6 +142,7 @@ class Submission:
         return any(edge.startswith("afterok:") and edge.partition(":")[2] in self.ids for edge in job.after)
 
     def _submit(self, job: Job, alive: list[QueuedJob]) -> JobRecord:
+        self.check()
         flags: Flags = {}
         tasks = self._tasks(job)
         if job.tasks > 1:
@@ -221,7 +233,8 @@ def submit_chain(
     """Submit the whole chain and say how to watch it. The caller owns control/scheduler.json."""
     slurm = cluster.slurm()
     check_pyxis(cluster, slurm)
-    submission = Submission(run, config, cluster, plan, slurm, is_new=is_new)
+    check = partial(check_held, run.control / "scheduler.json", f"Run {run.name}")
+    submission = Submission(run, config, cluster, plan, slurm, is_new=is_new, check=check)
 
     def told(text: str) -> None:
         try:
