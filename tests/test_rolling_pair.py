@@ -216,6 +216,26 @@ def test_after_a_failure_without_a_step_the_successor_is_put_off_longer_each_tim
     assert "begins" not in site.by_name()["pretrain"]  # preempted: nobody's fault
 
 
+def test_after_attempts_that_were_killed_without_a_step_the_next_one_puts_itself_off(site: Site) -> None:
+    for _ in range(2):  # the first time it is tried again at once
+        script = Script(site)
+        assert script.begin().returncode == 0
+        site.set_id(script.job_id, "FAILED")
+    third = Script(site)
+    begun = third.begin()
+    assert begun.returncode == NOTHING_TO_DO
+    assert "waits 60 s" in begun.stderr
+    assert not site.run.beginning(third.job_id, 0).exists()
+    site.set_id(third.job_id, "COMPLETED")
+    assert site.by_name()["pretrain"]["begins"] == "now+60"
+    fourth = Script(site)
+    assert fourth.job_id != third.job_id
+    assert fourth.begin().returncode == 0
+    fourth.checkpoint(5)
+    site.set_id(fourth.job_id, "FAILED")
+    assert Script(site).begin().returncode == 0  # it made a step
+
+
 # Who may work
 
 

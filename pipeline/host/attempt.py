@@ -95,6 +95,11 @@ class Host:
         if segments := [queued for queued in self.others() if queued.is_chain("pretrain")]:
             self.try_or_say("cancel Segments that are not needed", lambda: self.queue.cancel(segments))
 
+    def put_off(self, successor: QueuedJob, seconds: int, reason: str) -> bool:
+        """Let the successor begin later: what fails at once, again and again, must not burn the allocation."""
+        self.event("backing off", seconds=seconds, reason=reason)
+        return self.try_or_say("put it off", lambda: self.slurm.update(successor.job_id, StartTime=f"now+{seconds}"))
+
     def excluded(self, stage: str) -> list[str]:
         """Return the nodes that a Stage's Jobs are to be kept off: the user's own, and bad ones if others are left."""
         if stage not in self._exclusions:

@@ -15,13 +15,14 @@ from pipeline.plan.flags import gpus_of, signal_lead
 from pipeline.plan.jobs import ALONE, NEEDS
 from pipeline.run.attempts import past_attempts, progress, settle, settle_lost
 from pipeline.run.complete import is_complete
-from pipeline.run.decision import Attempt, Decision, may_begin
+from pipeline.run.decision import Attempt, Decision, may_begin, pause
 from pipeline.run.place import place_of
 from pipeline.run.records import BeginRecord, JobRecord, SaidRecord
 from pipeline.run.saves import check_checkpoints
 from pipeline.run.verdict import EXIT_CODES, Verdict
 from pipeline.slurm.errors import SlurmError
 from pipeline.slurm.time_limits import time_seconds
+from pipeline.submit.queue import QueuedJob
 from pipeline.submit.run_folder import image_of
 
 
@@ -53,8 +54,9 @@ class HostBegin(Leaseholder):
         # From here on nothing of another attempt is touched before the Run is this one's.
         if code := self.take_over():
             return code
-        for lost in settle_lost(self.run, self.stage, self.job_id, self.number, self.part):
-            self.event("lost", of=f"{lost.job_id}.{lost.number}", nodes=lost.nodes)
+        lost = settle_lost(self.run, self.stage, self.job_id, self.number, self.part)
+        for one in lost:
+            self.event("lost", of=f"{one.job_id}.{one.number}", nodes=one.nodes)
         past = past_attempts(self.run, self.stage, self.part)
         decision = may_begin(
             self.since_started(past), complete=False, stop=False, gpu_hours=self.gpu_hours(past),
@@ -62,6 +64,8 @@ class HostBegin(Leaseholder):
         )  # fmt: skip
         if decision.action != "go":
             return self.refuse(decision)
+        if lost and self.backs_off(self.since_started(past)):
+            return NOTHING_TO_DO
         self.note_beginning()
         if self.stage == "pretrain":
             self.queue_successor()
@@ -176,18 +180,35 @@ class HostBegin(Leaseholder):
 
     # The successor
 
-    def queue_successor(self) -> None:
+    def backs_off(self, past: list[Attempt]) -> bool:
+        """Leave for later after an attempt that was killed, and so could not put off its successor, this very Job.
+
+        The first time it is tried again at once: a killed Job is seldom more than a lost node.
+        """
+        if self.stage != "pretrain" or not past or past[-1].preempted:
+            return False
+        if not (seconds := min(pause(past), pause(past[:-1]))):  # 0 after one that made a step
+            return False
+        reason = past[-1].reason
+        successor = self.queue_successor()
+        if successor is None or not self.put_off(successor, seconds, reason):
+            return False
+        self.say(f"the attempts before made no step, and the last left no word; waits {seconds} s ({reason})")
+        return True
+
+    def queue_successor(self) -> QueuedJob | None:
         """Queue the Job that goes on when this one ends, however it ends. Training does not wait for it to succeed."""
         if not self.asks:
-            return
+            return None
         quick = replace(self.slurm, timeout=20, pauses=())
         try:
             successor = self.queue.ensure_successor(self.job_id, self.since or time.time(), quick, by=self.name)
         except SlurmError as error:
             self.say(f"no successor is queued yet; it is tried again later: {error}")
             self.event("no successor", reason=str(error).splitlines()[0])
-            return
+            return None
         self.say(f"job {successor.job_id} goes on after this one")
+        return successor
 
     def gpu_hours(self, past: list[Attempt]) -> float:
         gpus = gpus_of(self.stage, self.config, self.cluster)

@@ -230,14 +230,8 @@ class HostEnd(Leaseholder):
             return self._go_on_by_requeue(decision)
         self.say(f"job {successor.job_id} goes on")
         if decision.delay:
-            self._put_off(successor, decision)
+            self.put_off(successor, decision.delay, decision.reason)
         return code
-
-    def _put_off(self, successor: QueuedJob, decision: Decision) -> None:
-        """Let the successor begin later: what fails at once, again and again, must not burn the allocation."""
-        self.event("backing off", seconds=decision.delay, reason=decision.reason)
-        begin = f"now+{round(decision.delay)}"
-        self.try_or_say("put it off", lambda: self.slurm.update(successor.job_id, StartTime=begin))
 
     def _later_segments(self) -> int:
         mine = self.entry.segment if self.entry else 0
