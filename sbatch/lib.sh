@@ -10,6 +10,13 @@
 HOST_SECONDS=${PIPELINE_HOST_SECONDS:-1800} # for one question to the host: it asks Slurm again while the controller is away
 REQUEUES=3                                  # that this script may ask for where not even `rescue` can run
 
+# What is said before the attempt has a log of its own. The Jobs of the chain have --output=/dev/null: Slurm starts no Job
+# whose output it cannot open, so a node that does not see the Run would end the chain before a line of ours is run.
+if [[ ${SLURM_JOB_ID:-} && /dev/stdout -ef /dev/null && -n ${stage:-} ]]; then
+    first=$run/logs/$stage-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}.slurm.log
+    if { mkdir -p "$run/logs" && : >>"$first"; } 2>/dev/null; then exec >>"$first" 2>&1; fi
+fi
+
 begin() {
     stage=$1 forward=${2:-} child='' status=0
     if [[ $SCHEDULER = slurm ]]; then name_slurm_attempt; else name_local_attempt; fi

@@ -48,7 +48,6 @@ def test_three_jobs_one_after_another_and_the_array_between() -> None:
         ("index", "tokenize", ["afterok:encode"]), ("pretrain", "pretrain", ["afterok:index", "singleton"]),
     ]  # fmt: skip
     assert "--array=0-7%3" in jobs[1].command
-    assert "--output=/runs/golden/logs/tokenize-%A_%a.slurm.log" in jobs[1].command
     assert jobs[1].command[-3:] == ["/runs/golden/snapshot/sbatch/tokenize.sbatch", "/runs/golden", "encode"]
     one = make_plan(config.model_copy(update={"tokenize": config.tokenize.model_copy(update={"array_tasks": 1})}), SITE,
                     Run(Path("/runs/golden")))  # fmt: skip

@@ -31,8 +31,8 @@ def job_flags(
     tasks = config.pretrain.nproc_per_node if stage == "pretrain" and cluster.launcher == "srun" else 1
     flags = {
         "job-name": job_name(run, phase or stage, run_id),
-        # What the script says before it opens its attempt's own log, and what Slurm itself says.
-        "output": output_pattern(str(run.logs), stage, "%A_%a" if phase == ARRAY_PHASE else "%j"),
+        # Slurm starts no Job whose output it cannot open; the script opens its logs itself, and can leave such a node.
+        "output": "/dev/null",
         "chdir": str(run.root),
         "nodes": str(config.pretrain.nodes if parallel else 1),
         "ntasks-per-node": str(tasks),
@@ -68,14 +68,3 @@ def gpus_of(stage: str, config: Config, cluster: Cluster) -> int:
 def signal_lead(cluster: Cluster, save_seconds: float | None) -> int:
     """Return how many seconds before its end a Job is warned: the cluster file's, or more where saves are slow."""
     return max(cluster.signal_lead, round(SAVES * (save_seconds or 0)))
-
-
-def output_pattern(logs: str, stage: str, job: str) -> str:
-    r"""Return --output for a Job's own log; `job` is sbatch's pattern for its number.
-
-    A % in a folder's name is doubled. A path that holds one backslash anywhere is taken literally, but for its
-    backslashes, of which the first of each pair is dropped: then the Jobs of a Stage append to one file.
-    """
-    if "\\" in logs:
-        return logs.replace("\\", "\\\\") + f"/{stage}.slurm.log"
-    return logs.replace("%", "%%") + f"/{stage}-{job}.slurm.log"

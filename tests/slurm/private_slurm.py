@@ -227,6 +227,11 @@ class PrivateSlurm:
         """Kill a node's slurmd, as a network that is gone would look like: what runs on the node lives on."""
         self.processes.kill(f"slurmd.{name}")
 
+    def on_host(self, node: str, *words: object) -> None:
+        """Run a command among the mounts of a node."""
+        host = str(self.processes.known[node].pid)
+        subprocess.run(["nsenter", f"--target={host}", "--mount", *map(str, words)], check=True, timeout=30)
+
     def revive_node(self, name: str) -> None:
         """Start a killed node's slurmd again, on the same host, and wait until the node takes jobs."""
         self._start_slurmd(name)

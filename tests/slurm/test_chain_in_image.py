@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,19 +25,14 @@ class Boxed(Chain):
         return super().environment | {"SECRET_OF_ENVIRONMENT": "planted-in-the-environment"}
 
 
-def on_host(slurm: PrivateSlurm, node: str, *words: object) -> None:
-    host = str(slurm.processes.known[node].pid)
-    subprocess.run(["nsenter", f"--target={host}", "--mount", *map(str, words)], check=True, timeout=30)
-
-
 @pytest.fixture
 def local_disk(slurm: PrivateSlurm) -> Iterator[Path]:
     """A folder that is each node's own disk; that of n2 is full."""
     place = slurm.root / "local"
     place.mkdir()
-    on_host(slurm, "n2", "mount", "-t", "tmpfs", "-o", "size=1m", "none", place)
+    slurm.on_host("n2", "mount", "-t", "tmpfs", "-o", "size=1m", "none", place)
     yield place
-    on_host(slurm, "n2", "umount", "--lazy", place)
+    slurm.on_host("n2", "umount", "--lazy", place)
 
 
 def processes(file: str, pattern: str) -> list[bytes]:

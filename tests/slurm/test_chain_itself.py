@@ -306,3 +306,28 @@ def test_an_update_that_times_out_at_an_early_end(chain: DrivenChain, twin: Driv
     chain.finish()
     assert len(chain.training()) == 1
     assert chain.result() == twin.result()
+
+
+# 7: nodes that see less than others
+
+
+def test_a_node_that_does_not_see_the_run(chain: DrivenChain, twin: DrivenChain) -> None:
+    chain.submit(slow=SLOW)
+    chain.wait_for_step(3)
+    job, successor = chain.running(), chain.waiting()
+    node = chain.slurm.job(job)["NodeList"]
+    blind, *others = (name for name in chain.slurm.nodes if name != node)
+    chain.slurm.on_host(blind, "mount", "-t", "tmpfs", "none", chain.run.root.parent)
+    try:
+        for name in (node, *others):
+            chain.slurm.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
+        chain.warn(job)
+        chain.wait_for("a start where the Run is not seen", lambda: chain.slurm.job(successor)["NodeList"] == blind, 60)
+        chain.wait_for("the node to be left", lambda: chain.slurm.job(successor)["ExcNodeList"] == blind, 90)
+    finally:
+        for name in (node, *others):
+            chain.slurm.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+    chain.finish()
+    chain.slurm.on_host(blind, "umount", "--lazy", chain.run.root.parent)
+    assert chain.training() == [(job, 0), (successor, 1)]
+    assert chain.result() == twin.result()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from private_slurm import PrivateSlurm
 
-from pipeline.plan.flags import output_pattern
 from pipeline.plan.srun import CPUS
 
 
@@ -38,17 +36,3 @@ def test_each_task_knows_the_jobs_cpus_and_the_address_that_srun_called_from(
     words = told(slurm, tmp_path, script, "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=3")
     assert len(words) == 2
     assert all(word.startswith("3(x2)/127.") for word in words)  # all nodes are this machine
-
-
-@pytest.mark.parametrize("name", ["plain", "100%j", r"a\b", "tail\\", r"both\\%j x"])
-def test_a_jobs_own_log_is_found_whatever_its_folder_is_called(slurm: PrivateSlurm, tmp_path: Path, name: str) -> None:
-    logs = tmp_path / name
-    logs.mkdir()
-    job = slurm.submit("echo here", f"--output={output_pattern(str(logs), 'pretrain', '%j')}", "--open-mode=append")
-    slurm.wait_for(job, "COMPLETED")
-    deadline = time.monotonic() + 10
-    while not list(logs.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    (log,) = logs.iterdir()
-    assert log.read_text() == "here\n"
-    assert log.name == ("pretrain.slurm.log" if "\\" in name else f"pretrain-{job}.slurm.log")
