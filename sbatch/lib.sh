@@ -193,6 +193,7 @@ rescue() {
 requeue() {
     if [[ $(timeout -k 5 20 scontrol -o show job "$JOB_ID" 2>/dev/null) = *" Restarts=$ATTEMPT "* ]]; then
         echo "$stage: queues itself again: neither its verdict nor a rescue could be made" >&2
+        timeout -k 5 20 scontrol update "JobId=$JOB_ID" Requeue=1 # a Segment is submitted with --no-requeue
         timeout -k 5 20 scontrol requeue "$JOB_ID"
     fi
 }

@@ -113,7 +113,7 @@ def test_sbatch_line_of_a_segment() -> None:
     ]  # fmt: skip
     assert jobs[2].command == [
         "sbatch", "--parsable", "--job-name=golden-pretrain-<id>", "--output=/dev/null",
-        "--chdir=/runs/golden", "--nodes=2", "--ntasks-per-node=1", "--time=1-00:00:00", "--signal=B:USR2@120",
+        "--chdir=/runs/golden", "--requeue", "--nodes=2", "--ntasks-per-node=1", "--time=1-00:00:00", "--signal=B:USR2@120",
         "--gres=gpu:8", "--cpus-per-task=16", "--partition=gpu", "--reservation=week 7",
         "--dependency=afterok:<tokenize>,afterany:<pretrain-1>,singleton", "/runs/golden/snapshot/sbatch/pretrain.sbatch", "/runs/golden",
     ]  # fmt: skip
@@ -123,6 +123,8 @@ def test_a_segment_may_be_given_less_time_where_that_fits_a_hole() -> None:
     jobs = plan_of(cluster=SITE, time="1-00:00:00", time_min="2:00:00", **TWO_NODES).jobs
     words = {job.name: " ".join(job.command) for job in jobs}
     assert "--time=1-00:00:00 --time-min=0-02:00:00" in words["pretrain"]
+    assert "--no-requeue" in words["pretrain"]  # its successor goes on
+    assert "--requeue" in words["evaluate"]
     assert "--time-min" not in words["tokenize"] + words["evaluate"]
 
 

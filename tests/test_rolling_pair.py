@@ -495,6 +495,56 @@ def test_a_segment_that_begins_without_tokens_waits_for_the_tokenize_that_lives(
     assert len(site.ids("pretrain")) == 2
 
 
+@pytest.mark.parametrize("stage", FOLLOWERS)
+def test_where_the_last_segment_died_before_its_first_line_those_behind_it_queue_another(
+    site: Site, stage: str
+) -> None:
+    first = Script(site)
+    first.begin()
+    first.checkpoint(10)
+    first.says("stopped", "asked to stop by USR2")
+    first.end()
+    site.set_id(first.job_id, "COMPLETED")
+    dead = site.ids("pretrain")[-1]
+    site.set_id(dead, "FAILED", reason="JobLaunchFailure")
+    early = Script(site, stage)
+    begun = early.begin()
+    assert begun.returncode == NOTHING_TO_DO, begun.stderr
+    assert f"job {dead} ended without a word" in begun.stderr
+    new = site.ids("pretrain")[-1]
+    assert new != dead
+    assert site.by_name()[stage]["dependency"] == f"afterany:{new}"
+    site.set_id(early.job_id, "COMPLETED")
+    again = Script(site)
+    assert (again.job_id, again.begin().returncode) == (new, 0)
+
+
+def test_segments_that_die_before_their_first_line_are_queued_again_later_each_time_and_not_for_ever(
+    site: Site,
+) -> None:
+    Script(site)
+    for number in range(8):
+        site.set_id(site.ids("pretrain")[-1], "NODE_FAIL")
+        early = Script(site, "inference")
+        begun = early.begin()
+        site.set_id(early.job_id, "COMPLETED")
+        if number < 7:
+            assert begun.returncode == NOTHING_TO_DO, begun.stderr
+            later = [word for word in site.by_name()["pretrain"]["words"] if word.startswith("--begin=")]
+            assert later == ([f"--begin=now+{60 << number - 1}"] if number else [])
+    assert begun.returncode == 75
+    assert "as 8 did in a row" in begun.stderr
+
+
+def test_a_last_segment_that_a_person_cancelled_or_that_refused_is_not_queued_again(site: Site) -> None:
+    site.set("pretrain", "CANCELLED")
+    assert Script(site, "inference").begin().returncode == 75
+    site.set("pretrain", "FAILED")
+    site.run.log("pretrain", site.ids("pretrain")[-1], 0).write_text("pretrain: does not begin\n")
+    assert Script(site, "inference").begin().returncode == 75
+    assert len(site.ids("pretrain")) == 1
+
+
 # Other folders, other clusters
 
 

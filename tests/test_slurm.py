@@ -733,6 +733,7 @@ def test_changes_are_the_words_that_slurm_wants(fake: Fake) -> None:
     SLURM.cancel(["3", "2", "1"])
     SLURM.cancel([])
     assert calls("scontrol") == [
+        "update JobId=1 Requeue=1",
         "requeue 1",
         "update JobId=1 ExcNodeList=n[1-2] Dependency=afterok:3",
     ]

@@ -15,13 +15,15 @@ from pipeline.plan.flags import gpus_of, signal_lead
 from pipeline.plan.jobs import ALONE, NEEDS
 from pipeline.run.attempts import past_attempts, progress, settle, settle_lost
 from pipeline.run.complete import is_complete
-from pipeline.run.decision import Attempt, Decision, may_begin, pause
+from pipeline.run.decision import MOST_FAILURES, PAUSE, Attempt, Decision, may_begin, pause
 from pipeline.run.place import place_of
 from pipeline.run.records import BeginRecord, JobRecord, SaidRecord
 from pipeline.run.saves import check_checkpoints
 from pipeline.run.verdict import EXIT_CODES, Verdict
 from pipeline.slurm.errors import SlurmError
+from pipeline.slurm.jobs import SlurmJob
 from pipeline.slurm.time_limits import time_seconds
+from pipeline.submit.missing import silent_segments
 from pipeline.submit.queue import QueuedJob
 from pipeline.submit.run_folder import image_of
 
@@ -131,7 +133,7 @@ class HostBegin(Leaseholder):
             alive = self.patiently(f"ask for {needs}", look, time.time() + PATIENCE)
             if alive is None:
                 return EXIT_NOT_READY
-            source = next((q for q in reversed(alive) if q.waits), alive[-1] if alive else None)
+            source = next((q for q in reversed(alive) if q.waits), alive[-1] if alive else self.train_again(needs))
         if self.entry is None:
             self.say(f"{told}; submit this again when it is")
             return EXIT_STOPPED
@@ -153,6 +155,32 @@ class HostBegin(Leaseholder):
         self.say(f"{told}; job {again.job_id} waits for job {source.job_id} in place of this one")
         self.event("waits again", reason=told, successor=again.job_id)
         return NOTHING_TO_DO
+
+    def train_again(self, needs: str) -> QueuedJob | None:
+        """Queue a Segment where the last one died before it could queue its successor, or did not even start.
+
+        A prolog that fails, a node that dies at that moment: then nobody but the Jobs behind training is left to go on.
+        """
+        if needs != "pretrain" or self.entry is None or self.entry.role != "chain":
+            return None
+        silent = silent_segments(self.run)
+        if not silent:
+            return None
+        job = self.slurm.jobs([silent[-1]])[silent[-1]]
+        if not job.answered or job.state == "cancelled":  # by a person
+            return None
+        told = f"job {job.job_id} ended without a word ({job.explain() or job.state})"
+        if len(silent) >= MOST_FAILURES:
+            self.say(f"{told}, as {len(silent)} did in a row: ask an administrator, or see sacct -j {','.join(silent)}")
+            return None
+        later = {"begin": f"now+{PAUSE << len(silent) - 2}"} if len(silent) > 1 else {}
+        submit = lambda: self.queue.submit("pretrain", "singleton", flags=later, since=self.since, by=self.name)  # noqa: E731
+        record = self.patiently("queue a Segment", submit, time.time() + PATIENCE)
+        if record is None:
+            return None
+        self.say(f"{told}; job {record.job_id} goes on")
+        self.event("trains again", reason=told, successor=record.job_id)
+        return QueuedJob(record, SlurmJob(str(record.job_id), "pending", "sbatch"))
 
     def _wait_itself(self, edge: str) -> int:
         """Put this very Job back behind what it needs: no other one could be submitted."""
@@ -206,6 +234,7 @@ class HostBegin(Leaseholder):
         except SlurmError as error:
             self.say(f"no successor is queued yet; it is tried again later: {error}")
             self.event("no successor", reason=str(error).splitlines()[0])
+            self.try_or_say("be requeued by Slurm", lambda: self.slurm.update(self.job_id, Requeue="1"))
             return None
         self.say(f"job {successor.job_id} goes on after this one")
         return successor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
 from pipeline.run.folder import Run
+from pipeline.slurm.options import FLAG
 
 Flags = dict[str, str]  # sbatch's option without dashes -> value, options.FLAG for one that takes none
 
@@ -34,6 +35,7 @@ def job_flags(
         # Slurm starts no Job whose output it cannot open; the script opens its logs itself, and can leave such a node.
         "output": "/dev/null",
         "chdir": str(run.root),
+        **_requeued(stage, cluster),
         "nodes": str(config.pretrain.nodes if parallel else 1),
         "ntasks-per-node": str(tasks),
         "time": getattr(config, stage).time,
@@ -43,6 +45,15 @@ def job_flags(
     if phase == ARRAY_PHASE:
         flags["array"] = array_range(config.tokenize.array_tasks, config.tokenize.max_running_tasks)
     return flags | cluster.sbatch_options(stage, getattr(config, stage), gpus_of(stage, config, cluster))
+
+
+def _requeued(stage: str, cluster: Cluster) -> Flags:
+    """Return whether Slurm puts the Job back by itself when a node dies or another Job wants the nodes.
+
+    A Segment has a successor that starts at once. Slurm would hold the same Job for two minutes, and for ever where its
+    launch fails ("launch failed requeued held"), as on a node that comes back while processes of the Job live on it.
+    """
+    return {"no-requeue" if stage == "pretrain" and cluster.nodes_may_submit else "requeue": FLAG}
 
 
 def job_name(run: Run, kind: str, run_id: str) -> str:

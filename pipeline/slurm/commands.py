@@ -335,7 +335,8 @@ class Slurm:
                 raise SlurmError(["scancel", *ids], said_by(answer))
 
     def requeue(self, job_id: str) -> None:
-        """Put a Job back into the queue; its script starts again from the top."""
+        """Put a Job back into the queue, also one of --no-requeue; its script starts again from the top."""
+        self.update(job_id, Requeue="1")
         self.run(["scontrol", "requeue", job_id])
 
     def update(self, job_id: str, **fields: str) -> None:

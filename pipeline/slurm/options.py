@@ -69,8 +69,8 @@ SBATCH_OWNED = _BOTH | {
     "export-file": "would leave PATH out; write variables below env in the cluster file",
     "array": "is set by the plan, which cuts the work; remove the line",
     "open-mode": "is set by the plan: no log is ever truncated; remove the line",
-    "requeue": "is set by the plan: every Job may be requeued; remove the line",
-    "no-requeue": "would end the chain at the first dead node; remove the line",
+    "requeue": "is set by the plan; remove the line",
+    "no-requeue": "is set by the plan; remove the line",
     "time-min": "is set by the plan; write time below the stage, and time_min below pretrain, which can use it",
     "wrap": "would run another script than the stage's; remove the line",
 }

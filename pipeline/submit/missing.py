@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import takewhile
 from typing import Any
 
 from pipeline.cluster.schema import Cluster
@@ -15,7 +16,7 @@ from pipeline.run.attempts import all_attempts
 from pipeline.run.complete import is_complete
 from pipeline.run.folder import Run
 from pipeline.run.job_ledger import read_ledger
-from pipeline.run.records import read_record, whole
+from pipeline.run.records import JobRecord, read_record, whole
 from pipeline.submit.queue import QueuedJob
 
 
@@ -79,6 +80,18 @@ def begun_segments(run: Run, alive: Sequence[QueuedJob]) -> set[int]:
 def chain_since(alive: Sequence[QueuedJob]) -> float | None:
     """Return when the chain was started that is alive (unix s), None where no Segment is."""
     return min((queued.record.since for queued in alive if queued.is_chain("pretrain")), default=None)
+
+
+def silent_segments(run: Run) -> list[str]:
+    """Return the ids of the last Segments of which nothing is heard: they never opened a log, or left no verdict."""
+    attempts = {one.job_id: one for one in all_attempts(run, "pretrain")}  # the last of each Job
+
+    def is_silent(record: JobRecord) -> bool:
+        last = attempts.get(str(record.job_id))
+        return last.verdict is None if last else not any(run.logs.glob(f"pretrain-{record.job_id}.*.log"))
+
+    segments = [r for r in read_ledger(run) if (r.stage, r.role) == ("pretrain", "chain") and r.job_id]
+    return [str(record.job_id) for record in takewhile(is_silent, reversed(segments))][::-1]
 
 
 def lacks_successor(alive: Sequence[QueuedJob]) -> QueuedJob | None:

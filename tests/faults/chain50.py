@@ -88,14 +88,9 @@ def away_around_an_end(chain: DrivenChain, job: str, seconds: float) -> None:
 
 def node_dies(chain: DrivenChain, job: str, chance: Chance) -> None:
     """Kill the slurmd of the Job's node, whose processes live on, and bring it back when Slurm has given the Job up."""
-    node, restarts = chain.slurm.job(job)["NodeList"], chain.slurm.job(job)["Restarts"]
+    node = chain.slurm.job(job)["NodeList"]
     chain.slurm.kill_node(node)
-
-    def given_up() -> bool:
-        known = chain.slurm.job(job)
-        return known["JobState"] != "RUNNING" or known["Restarts"] != restarts
-
-    chain.wait_for("Slurm to give the Job up", given_up, 120)
+    chain.wait_for("Slurm to give the Job up", lambda: chain.slurm.job(job)["JobState"] != "RUNNING", 120)
     time.sleep(chance.uniform(0, 10))
     chain.slurm.revive_node(node)
 

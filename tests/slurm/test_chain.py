@@ -233,6 +233,7 @@ def test_a_git_pull_in_the_middle_and_a_requeue_keep_the_code_and_every_log(
     chain.verb("status", chain.run.root, code=1)  # what was pulled is really broken
     chain.project = PROJECT
     job = chain.job("pretrain")
+    chain.slurm.run("scontrol", "update", f"JobId={job}", "Requeue=1")  # a Segment is not requeued without that
     chain.slurm.run("scontrol", "requeue", job)
     chain.wait_for("attempt 1", lambda: chain.run.beginning(job, 1).is_file(), 90)
     granted = time.time()
@@ -248,9 +249,9 @@ def test_a_git_pull_in_the_middle_and_a_requeue_keep_the_code_and_every_log(
 def test_preemption_costs_minutes_not_the_run(chain: Chain, twin: Chain) -> None:
     chain.submit(slow=0.3)
     chain.wait_for_step(25)
-    job = chain.job("pretrain")
+    successor = chain.job("pretrain", 2)
     chain.slurm.submit("sleep 8", "--partition=high", "--nodes=3", "--exclusive")
-    chain.wait_for("attempt 1", lambda: chain.run.beginning(job, 1).is_file(), 120)
+    chain.wait_for("the next Segment", lambda: chain.run.beginning(successor, 0).is_file(), 120)
     chain.wait_for_state("completed")
     assert chain.result() == twin.result()
 
@@ -258,18 +259,18 @@ def test_preemption_costs_minutes_not_the_run(chain: Chain, twin: Chain) -> None
 def test_dead_node_whose_ranks_live_on_cannot_spoil_the_run(chain: Chain, twin: Chain) -> None:
     chain.submit(slow=0.5)
     chain.wait_for_step(25)
-    job = chain.job("pretrain")
+    job, successor = chain.job("pretrain"), chain.job("pretrain", 2)
     node = read_json(chain.run.beginning(job, 0))["nodes"][0]
     ranks = [pid for pid in chain.slurm.pids_on(node) if is_rank(pid)]
     assert ranks
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)  # asleep while the others are killed, and awake again when the Run has moved on
     chain.slurm.kill_node(node)
-    chain.wait_for("attempt 1", lambda: chain.run.beginning(job, 1).is_file(), 150)
+    chain.wait_for("the next Segment", lambda: chain.run.beginning(successor, 0).is_file(), 150)
     chain.wait_for_step(max(row["step"] for row in read_lines(chain.run.metrics)) + 1)
-    assert node not in read_json(chain.run.beginning(job, 1))["nodes"]
+    assert node not in read_json(chain.run.beginning(successor, 0))["nodes"]
     for pid in ranks:
         os.kill(pid, signal.SIGCONT)  # and back, in the middle of what it did
     chain.wait_for_state("completed")
     assert chain.result() == twin.result()
-    assert {event["attempt"] for event in chain.events("save") if "attempt" in event} <= {0, 1}
+    assert {event["job_id"] for event in chain.events("save") if "job_id" in event} == {job, successor}

@@ -87,7 +87,7 @@ def test_the_chain_runs_in_the_image_and_resumes_after_preemption(
     assert reached.count(2) >= 4  # each rank has both
 
     slurm.submit("sleep 5", "--partition=high", "--nodes=3", "--exclusive")
-    chain.wait_for("attempt 1", lambda: chain.run.beginning(job, 1).is_file(), 120)
+    chain.wait_for("the next Segment", lambda: chain.run.beginning(chain.job("pretrain", 2), 0).is_file(), 120)
     chain.wait_for_state("completed", 240)
     assert f"--container-image={image}" in chain.run.launch("pretrain").read_text()
     assert len(read_json(chain.run.checkpoint(60) / "manifest.json")["files"]) >= 4
