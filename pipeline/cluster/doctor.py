@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.cluster.doctor_paths import Check, look_at_paths
 from pipeline.cluster.limits import look_at_account, look_at_partitions, options_of, partition_names
@@ -253,11 +254,7 @@ def print_checks(checks: list[Check], console: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in checks:
-        table.add_row(f"[{STYLES[check.state]}]{check.state}[/]", check.name, _plain(check.found))
+        table.add_row(Text(check.state, STYLES[check.state]), check.name, check.found)
         if check.remedy:
-            table.add_row("", "", f"→ {_plain(check.remedy)}")
+            table.add_row("", "", f"→ {check.remedy}")
     console.print(table)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
