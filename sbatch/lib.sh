@@ -151,7 +151,7 @@ attend() {
 # Run one program of the Stage.
 step() {
     local -n launch=${2:-LAUNCH}
-    attend "${launch[@]}" -m "pipeline.stages.$1" "$run"
+    attend ${SECRETS[@]+"${SECRETS[@]}"} "${launch[@]}" -m "pipeline.stages.$1" "$run" # what becomes srun reads the secrets
     # A step before the last leaves a verdict only where it was stopped or failed; several ranks that stop exit 0.
     if ((status)) || { [[ $1 != "$stage" ]] && has_said; }; then finish; fi
 }

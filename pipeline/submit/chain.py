@@ -9,6 +9,7 @@ from rich.prompt import Confirm
 from rich.text import Text
 
 from pipeline.cluster.remote import There
+from pipeline.cluster.secret_env import left_behind
 from pipeline.config.schema import Config
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, NotReadyError, UserError
 from pipeline.hints import command, shown
@@ -73,6 +74,8 @@ def _submit_to_slurm(request: Request, console: Console, yes: bool, resume: bool
         print_status(read_status(run), console)
         return EXIT_DONE
     check_fit(request, console)
+    if said := left_behind(cluster):
+        console.print(said, soft_wrap=True)
     _confirm_cost(request, console, yes)
     place = _take_up(run, config, resume)
     with owned(run.control / "scheduler.json", f"Run {run.name}"):

@@ -28,4 +28,4 @@ def open_shell(run: Run, config: Config, time: str) -> None:
     words = shell_command(run, config, time)
     require_srun()
     print(visible(f"on the node: {command('status', run.root)}"), file=sys.stderr, flush=True)
-    os.execvpe(words[0], words, own_environment() | {"PIPELINE_RUN": str(run.root)})
+    os.execvpe(words[0], words, own_environment(read_cluster(run)) | {"PIPELINE_RUN": str(run.root)})
