@@ -152,7 +152,8 @@ def _print_queue(status: Status, console: Console) -> None:
         _line(console, "share", f"{share:.2f} in account {account}: 1 for one that has used little, 0 for far too much")
     for node in status.queue.bad_nodes:
         until = time.strftime("%d %b %H:%M", time.localtime(node.until))
-        _line(console, "bad node", f"{node.name} until {until}: {node.reason}")
+        said = f" (only {node.by} says so, and Jobs may use it)" if node.by else ""
+        _line(console, "bad node", f"{node.name} until {until}: {node.reason}{said}")
 
 
 def _print_missing(status: Status, console: Console) -> None:
