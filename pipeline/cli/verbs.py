@@ -60,11 +60,11 @@ def _forget_other_verbs(words: list[str]) -> None:
     app.registered_commands = called or app.registered_commands
 
 
-def pass_on(run: Path, *words: str) -> int | None:
+def pass_on(run: Path, *words: str, given: bytes | None = None) -> int | None:
     """Run a verb where the Run is, if that is elsewhere; return its exit code, None if the Run is here."""
     from pipeline.cluster import remote
 
-    return remote.pass_on(run, *words)
+    return remote.pass_on(run, *words, given=given)
 
 
 @app.callback(invoke_without_command=True)
@@ -334,7 +334,8 @@ def generate(
     from pipeline.inference.generate import Wish, elsewhere, generate
 
     wish = Wish.read(run, overrides or [], prompt or [], file, step, as_json)
-    if (code := pass_on(run, "generate", *elsewhere(wish))) is not None:
+    words, given = elsewhere(wish)
+    if (code := pass_on(run, "generate", *words, given=given)) is not None:
         return code
     return generate(wish)
 
