@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent
 ENVIRONMENT = ROOT / ".nox" / "pipeline"
 PYTHON = ENVIRONMENT / "bin" / "python"
 EXTRAS = "train,report,test,lint"
+LOCK = ROOT / "requirements.lock.txt"  # versions and hashes of all that these need, but torch
+LOCKED_PYTHONS = ((3, 11), (3, 12), (3, 13))  # for which all of it has wheels
 STOP_SECONDS = 180  # a stop saves a checkpoint first
 
 nox.options.sessions = ["lint", "tests"]
@@ -23,16 +25,23 @@ def install(session: nox.Session) -> None:
 
     One for all sessions, because torch is large; made here and not by nox, which gives every session one of its own
     and would remove the interpreter under a Run that it started. By pip, whatever nox's backend is: uv and pip do not
-    agree on which build `torch==2.13.0` is.
+    agree on which build `torch==2.13.0` is. By the lock, with hashes; torch is held to its version alone, because each
+    index has a build of its own of it. A site whose index lacks these versions sets PIPELINE_UNLOCKED=1.
     """
     stamp = ENVIRONMENT / "installed"
-    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    locked = sys.version_info[:2] in LOCKED_PYTHONS and not os.environ.get("PIPELINE_UNLOCKED")
+    content = (ROOT / "pyproject.toml").read_bytes() + (LOCK.read_bytes() if locked else b"")
+    wanted = hashlib.sha256(content).hexdigest()
     if PYTHON.is_file() and stamp.is_file() and stamp.read_text() == wanted:
         return
     if not PYTHON.is_file():
         session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(ENVIRONMENT), external=True)
     session.log(f"installing into {ENVIRONMENT.relative_to(ROOT)}; the first time this takes a few minutes")
-    run(session, "-m", "pip", "install", "--quiet", "-e", f"{ROOT}[{EXTRAS}]")
+    if locked:
+        run(session, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", str(LOCK))
+    # The build backend is in the lock: without isolation it is not fetched again, which would be without its hash.
+    own = ["--no-build-isolation"] if locked else []
+    run(session, "-m", "pip", "install", "--quiet", *own, "-e", f"{ROOT}[{EXTRAS}]")
     stamp.write_text(wanted)
 
 

@@ -9,11 +9,17 @@ context=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 say() { echo "image: $*"; }
 
+# An id of this build's own: under a constant tag another build, of whoever shares the daemon, may put its image in between.
+build_tag() { echo "localhost/pipeline-image:$target-${work##*[./]}-$$"; }
+
 # What the engines have in common: build, add the environment that Enroot would add, write the file.
 build_engine() {
-    local -r engine=$1 tag="localhost/pipeline-image:$target"
-    local container
+    local -r engine=$1
+    local container tag
 
+    tag=$(build_tag)
+    # shellcheck disable=SC2064 # the tag of now; what it names is in the file by then
+    trap "$engine image rm $tag >/dev/null 2>&1 || true" EXIT
     say "building $target from $base with $engine"
     DOCKER_BUILDKIT=1 "$engine" build --file "$context/Dockerfile" --target "$target" --tag "$tag" \
         --build-arg "${target^^}_BASE=$base" --build-arg "IMAGE=$IMAGE" "${secret[@]}" "$context"
@@ -28,7 +34,7 @@ build_engine() {
     "$engine" image inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$tag" >"$work/environment"
     container=$("$engine" create "$tag" true)
     # shellcheck disable=SC2064 # the container of now
-    trap "$engine rm --force $container >/dev/null" EXIT
+    trap "$engine rm --force $container >/dev/null; $engine image rm $tag >/dev/null 2>&1 || true" EXIT
     "$engine" cp "$work/environment" "$container:/etc/environment"
     "$engine" cp "$context/rc" "$container:/etc/rc"
     "$engine" export "$container" | mksquashfs - "$output" -tar "${all[@]}"
@@ -36,16 +42,18 @@ build_engine() {
 
 # Without a daemon: as root also where namespaces are not allowed.
 build_buildah() {
-    local -r tag="localhost/pipeline-image:$target"
-    local container root
+    local container root tag
 
+    tag=$(build_tag)
+    # shellcheck disable=SC2064
+    trap "${buildah[*]} rmi $tag >/dev/null 2>&1 || true" EXIT
     say "building $target from $base with buildah"
     "${buildah[@]}" build --isolation chroot --file "$context/Dockerfile" --target "$target" --tag "$tag" \
         --build-arg "${target^^}_BASE=$base" --build-arg "IMAGE=$IMAGE" "${secret[@]}" "$context"
     say "writing the squashfs file"
     container=$("${buildah[@]}" from --pull-never "$tag")
     # shellcheck disable=SC2064
-    trap "${buildah[*]} rm $container >/dev/null" EXIT
+    trap "${buildah[*]} rm $container >/dev/null; ${buildah[*]} rmi $tag >/dev/null 2>&1 || true" EXIT
     root=$("${buildah[@]}" mount "$container")
     "${buildah[@]}" inspect --format '{{range .OCIv1.Config.Env}}{{println .}}{{end}}' "$container" >"$root/etc/environment"
     install -m 755 "$context/rc" "$root/etc/rc"

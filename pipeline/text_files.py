@@ -25,9 +25,14 @@ def read_text_lines(path: Path) -> list[str]:
 
 def read_objects(path: Path, example: str) -> list[tuple[str, dict[str, Any]]]:
     """Read a file of JSON objects, one a line, each with its place (`file:line`); blank lines are passed over."""
+    return objects_of(read_text_lines(path), str(path), example)
+
+
+def objects_of(lines: list[str], where: str, example: str) -> list[tuple[str, dict[str, Any]]]:
+    """Read lines of JSON objects, each with its place; blank lines are passed over."""
     return [
-        (f"{path}:{number}", _object(line, f"{path}:{number}", example))
-        for number, line in enumerate(read_text_lines(path), 1)
+        (f"{where}:{number}", _object(line, f"{where}:{number}", example))
+        for number, line in enumerate(lines, 1)
         if line.strip()
     ]
 

@@ -8,6 +8,7 @@
 # shellcheck disable=SC2154 # run is set by the script that sources this
 
 HOST_SECONDS=${PIPELINE_HOST_SECONDS:-1800} # for one question to the host: it asks Slurm again while the controller is away
+PORTS=1000                                  # that are looked at for a free one
 REQUEUES=3                                  # that this script may ask for where not even `rescue` can run
 
 # What is said before the attempt has a log of its own. The Jobs of the chain have --output=/dev/null: Slurm starts no Job
@@ -101,7 +102,14 @@ enter_allocation() {
     MASTER_ADDR=${MASTER_ADDR:-$PIPELINE_BATCH_NODE}
     # Another for each Job and attempt: ranks that Slurm could not kill may still hold the last one's.
     MASTER_PORT=$((20000 + (SLURM_JOB_ID + 997 * ATTEMPT) % 10000))
-    while is_taken "$MASTER_PORT"; do MASTER_PORT=$((20000 + (MASTER_PORT + 1) % 10000)); done
+    local tries=0
+    while is_taken "$MASTER_PORT"; do
+        if ((++tries > PORTS)); then
+            echo "$stage: none of $PORTS ports from 20000 to 29999 is free on $PIPELINE_BATCH_NODE" >&2
+            exit 1
+        fi
+        MASTER_PORT=$((20000 + (MASTER_PORT + 1) % 10000))
+    done
     # What a job around this one may have asked for, or a person's shell of Pyxis, must not reach the steps.
     SLURM_EXPORT_ENV=ALL
     unset "${!PYXIS_CONTAINER_@}" SLURM_JWT # 22.05 hands a person's token on to the Job; it would end before the Job does
@@ -158,7 +166,7 @@ attend() {
 # Run one program of the Stage.
 step() {
     local -n launch=${2:-LAUNCH}
-    attend "${launch[@]}" -m "pipeline.stages.$1" "$run"
+    attend ${SECRETS[@]+"${SECRETS[@]}"} "${launch[@]}" -m "pipeline.stages.$1" "$run" # what becomes srun reads the secrets
     # A step before the last leaves a verdict only where it was stopped or failed; several ranks that stop exit 0.
     if ((status)) || { [[ $1 != "$stage" ]] && has_said; }; then finish; fi
 }

@@ -29,7 +29,9 @@ def install(folder: Path) -> dict[str, str]:
     bin_.mkdir(parents=True)
     for name in COMMANDS:
         script = bin_ / name
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {__file__} {name} "$@"\n')
+        script.write_text(
+            f'#!/bin/sh\nFAKE_SLURM=${{FAKE_SLURM:-{folder}}} exec {sys.executable} -S {__file__} {name} "$@"\n'
+        )
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return {"FAKE_SLURM": str(folder), "PATH": f"{bin_}:{os.environ['PATH']}"}
 
@@ -70,6 +72,8 @@ def option(words: list[str], name: str, default: str = "") -> str:
 def sbatch(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     with (folder / "sbatch.log").open("a") as log:
         log.write(json.dumps(words) + "\n")
+    with (folder / "environment.log").open("a") as log:  # which becomes the Job's
+        log.write(json.dumps(dict(os.environ)) + "\n")
     if (refusal := folder / "refuse").is_file():
         print(refusal.read_text(), file=sys.stderr)
         return 1

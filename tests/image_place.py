@@ -34,7 +34,12 @@ esac
 """
 MKSQUASHFS = 'if [[ $1 = - ]]; then cat >/dev/null; fi; echo hsqs >"$2"'
 # Enters the image: here, says what a good image says.
-SMOKE = {"torch": "2.13.0", "cuda": None, "debian_packages": {"bash": "5"}, "python_packages": {}}
+SMOKE = {
+    "torch": "2.13.0",
+    "cuda": None,
+    "debian_packages": {"bash": "5"},
+    "python_packages": {"Typing_Extensions": "4.1"},
+}
 UNSHARE = f"[[ $* != *smoke.py ]] || echo '{json.dumps(SMOKE)}'"
 ENROOT = """
 case $1 in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -83,9 +84,18 @@ def test_what_cannot_be_done_is_said_before_anything_is_started(run: Run, fake: 
     assert calls("srun") == []
 
 
-def test_prompts_reach_a_run_elsewhere_as_words(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("a b\nc\n")
-    words = elsewhere(wish(run, file=tmp_path / "prompts.txt", overrides=["seed=3"], step=3))
-    assert words == ["inference.seed=3", "--prompt=a b", "--prompt=c", "--step=3", "--json"]
-    with pytest.raises(UserError, match="too long to be passed on"):
-        elsewhere(wish(run, "x" * 200_000))
+def test_prompts_reach_a_run_elsewhere_by_standard_input(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a\\n b"}\n{"prompt": "c"}\n')
+    several = wish(run, file=tmp_path / "prompts.jsonl", overrides=["seed=3"], step=3)
+    one = wish(run, "x" * 200_000 + "\n")
+    for wanted, named in ((several, ["inference.seed=3", "--file=-.jsonl", "--step=3", "--json"]), (one, ["--file=-"])):
+        words, given = elsewhere(wanted)
+        assert words == named  # no prompt among what `ps` shows everybody there
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+        read = wish(
+            run, file=Path(next(w for w in words if w.startswith("--file=")).removeprefix("--file=")),
+            overrides=wanted.overrides, step=wanted.step, json="--json" in words,
+        )  # fmt: skip
+        assert read == wanted

@@ -114,7 +114,7 @@ def test_the_flat_files_of_version_0_1_0_are_read(tmp_path: Path) -> None:
 
 
 def test_bad_nodes_expire_and_the_newest_reason_counts(tmp_path: Path) -> None:
-    nodes = BadNodes(tmp_path / "state" / "bad_nodes.jsonl")
+    nodes = BadNodes(tmp_path / "state")
     assert nodes.read() == {}
     nodes.add(["n1", "n2"], "ECC", 1.0, "/runs/a")
     nodes.add(["n2"], "no GPU", 24.0, "/runs/b")
@@ -123,7 +123,7 @@ def test_bad_nodes_expire_and_the_newest_reason_counts(tmp_path: Path) -> None:
 
 
 def test_blame_is_taken_back_from_the_run_that_gave_it_only(tmp_path: Path) -> None:
-    nodes = BadNodes(tmp_path / "bad_nodes.jsonl")
+    nodes = BadNodes(tmp_path)
     nodes.add(["n1", "n2"], "no GPU", 24.0, "/runs/a")
     nodes.add(["n2"], "ECC", 24.0, "/runs/b")
     nodes.withdraw(["n1", "n2"], "/runs/a")

@@ -152,6 +152,7 @@ def test_data_is_a_text_a_mapping_or_a_list(load: Load, tmp_path: Path) -> None:
     assert sources("{dataset: owner/name, config: en, split: validation}") == [
         DataSource(dataset="owner/name", config="en", split="validation")
     ]
+    assert sources("{dataset: owner/name, revision: 0123abc}") == [DataSource(dataset="owner/name", revision="0123abc")]
     assert sources("{dataset: ./my text}") == [DataSource(dataset=str(tmp_path / "my text"))]
     assert sources("[a.txt, {path: b*.txt, text_field: body}, hf:o/n]") == [
         DataSource(path=str(tmp_path / "a.txt")),
@@ -413,6 +414,7 @@ SECTIONED: dict[str, tuple[str, str]] = {
     "no text in folder": ("data: .", "data: '.' holds no text: .jsonl, .md, .parquet, .txt are read"),
     "odd pattern": ("data: 'x[z-a]*'", "matches no file"),
     "URL": ("data: https://example.org/x", "is a URL, which is not read; download it"),
+    "revision of a file": ("data: {path: a.txt, revision: v1}", "revision, which belongs to a dataset"),
     "hub as path": ("data: {path: hf:o/n}", "is a dataset, not a path; write `dataset: o/n`"),
     "loop": ("data: loop", "data: 'loop' cannot be looked at: Too many levels of symbolic links"),
     "broken link": ("data: dangling", "data: 'dangling' is a link to something that is not there"),

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -14,7 +15,7 @@ import pytest
 
 from pipeline.config.tokenize import DataSource
 from pipeline.errors import UserError
-from pipeline.lm.documents import Part, ReadCounts, read_part
+from pipeline.lm.documents import Part, ReadCounts, _read_dataset, hub_revision, read_part
 from pipeline.lm.sources import find_files, format_of, list_inputs
 
 LINES = [json.dumps({"text": f"line {number}"}).encode() + b"\n" for number in range(2000)]
@@ -257,3 +258,29 @@ def test_reading_text_imports_neither_torch_nor_datasets() -> None:
     program = "import sys, pipeline.stages.tokenize; print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "set()"
+
+
+def test_a_dataset_is_read_at_the_revision_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def load_dataset(name: str, config: str | None, **words: object) -> list[dict[str, str]]:
+        asked.append(words)
+        return [{"text": "one"}]
+
+    class HfApi:
+        def dataset_info(self, name: str, revision: str | None) -> SimpleNamespace:
+            if name == "gone/away":
+                raise OSError("no network")
+            return SimpleNamespace(sha=f"commit of {revision or 'today'}")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(HfApi=HfApi))
+    source = DataSource(dataset="owner/name", revision="v1")
+    assert list(_read_dataset(source, ReadCounts())) == [b"one"]
+    assert asked[0]["revision"] == "v1"
+    names = {"v1": source, "today": DataSource(dataset="owner/name")}
+    assert {name: hub_revision(one) for name, one in names.items()} == {
+        "v1": "commit of v1",
+        "today": "commit of today",
+    }
+    assert hub_revision(DataSource(dataset="gone/away")) is None

@@ -26,7 +26,7 @@ from pipeline.lm.checkpoint import remove_old
 from pipeline.lm.contents import seal
 from pipeline.lm.evaluation import TextTask
 from pipeline.lm.hardware import Hardware
-from pipeline.lm.harness import HarnessTask
+from pipeline.lm.harness import HarnessTask, folder_digest
 from pipeline.lm.model import Transformer
 from pipeline.lm.optim import build_optimizers
 from pipeline.lm.questions import QuestionTask
@@ -315,3 +315,18 @@ def test_a_missing_harness_is_named_with_the_remedy(made: Run, monkeypatch: pyte
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(UserError, match=r"arc_easy is of the kind lm_eval, .* pip install 'lm-eval\[hf\]"):
         HarnessTask("arc_easy", None, Tokenizer(made.tokenizer), size=16, batch_size=4)
+
+
+@pytest.mark.parametrize("changed", ["task.yaml", "utils.py", "data/questions.jsonl"])
+def test_all_of_a_folder_of_tasks_is_what_a_score_was_measured_on(tmp_path: Path, changed: str) -> None:
+    for name in ("task.yaml", "utils.py", "data/questions.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = folder_digest(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "utils.pyc").write_text("made by whoever imports it")
+    assert folder_digest(tmp_path) == before
+    (tmp_path / changed).write_text("other")
+    assert folder_digest(tmp_path) != before
+    (tmp_path / changed).rename(tmp_path / "renamed")
+    assert folder_digest(tmp_path) not in (before, folder_digest(None))

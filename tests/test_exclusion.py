@@ -24,7 +24,7 @@ def site(tmp_path: Path, micro: Path, pipeline: Pipeline) -> Site:
 
 def bad(site: Site, *names: str) -> BadNodes:
     """Put nodes on the list, each a second after the one before."""
-    found = BadNodes(site.run.root.parent / ".ours" / "bad_nodes.jsonl")
+    found = BadNodes(site.run.root.parent / ".ours")
     for age, name in enumerate(names):
         found.add([name], f"{name}: ECC errors", 1 + age / 3600, "x")
     return found

@@ -33,7 +33,13 @@ def test_the_record_says_what_the_image_is(place: Place) -> None:
     assert record["sha256"] == hashlib.sha256(image.read_bytes()).hexdigest()
     assert record["size"] == image.stat().st_size
     assert (record["base_digest"], record["target"], record["smoke"]["torch"]) == (A, "cpu", "2.13.0")
-    assert place.files() == [image.with_suffix(".json").name, image.name]
+    assert place.files() == [image.with_suffix(".cdx.json").name, image.with_suffix(".json").name, image.name]
+    bill = json.loads(image.with_suffix(".cdx.json").read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    assert [part["purl"] for part in bill["components"]] == ["pkg:deb/debian/bash@5", "pkg:pypi/typing-extensions@4.1"]
+    assert bill["metadata"]["component"]["hashes"] == [
+        {"alg": "SHA-256", "content": hashlib.sha256(image.read_bytes()).hexdigest()}
+    ]
 
 
 def test_unchanged_inputs_build_nothing(place: Place) -> None:

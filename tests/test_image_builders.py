@@ -113,9 +113,23 @@ def test_with_enroot_here_an_engines_image_is_imported(place: Place) -> None:
     place.put("docker", ENGINE)
     place.put("enroot", ENROOT)
     assert place.built()["builder"] == "docker"
-    assert place.calls("enroot", "dockerd://localhost/pipeline-image:cpu")
+    assert place.calls("enroot", "dockerd://localhost/pipeline-image:cpu-")
     assert "-comp" in (place.root / "options").read_text()
     assert not place.calls("mksquashfs")
+
+
+@pytest.mark.parametrize(("engine", "removed"), [("docker", "image rm"), ("buildah", "rmi")])
+def test_each_build_has_an_image_of_its_own_and_leaves_none(place: Place, engine: str, removed: str) -> None:
+    """Under one tag, another build could put its image between this one's build and its export."""
+    place.put(engine, ENGINE)
+    place.built()
+    with (place.project / "containers" / "Dockerfile").open("a") as file:
+        file.write("# changed\n")
+    place.built()
+    tags = [call.partition("--tag ")[2].split()[0] for call in place.calls(engine, "build ")]
+    assert len(set(tags)) == 2
+    for tag in tags:
+        assert place.calls(engine, f"{removed} {tag}")
 
 
 def test_without_it_what_enroot_would_write_is_put_into_the_image(place: Place) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.image.check import check_image
+from pipeline.image.check import check_image, image_sha256, noted_path
 
 
 @pytest.fixture
@@ -22,10 +23,22 @@ def image(tmp_path: Path) -> Path:
 def test_an_unchanged_image_is_read_once(image: Path) -> None:
     expected = hashlib.sha256(image.read_bytes()).hexdigest()
     check_image(image, expected)
+    before = image.stat().st_atime_ns
+    note = noted_path(image)
+    noted = json.loads(note.read_text())
+    note.write_text(json.dumps(noted | {"sha256": "f" * 64}))
+    assert image_sha256(image) == "f" * 64  # taken from the note, without a look at each byte
+    assert image.stat().st_atime_ns == before
+
+
+def test_an_exchanged_image_of_equal_size_and_time_is_found(image: Path) -> None:
+    expected = hashlib.sha256(image.read_bytes()).hexdigest()
+    check_image(image, expected)
     times = image.stat().st_atime_ns, image.stat().st_mtime_ns
     image.write_bytes(b"hsqs" + b"y" * 1000)
     os.utime(image, ns=times)
-    check_image(image, expected)  # same size and time: taken for the same, without a look at each byte
+    with pytest.raises(UserError, match="not the image that the Run was made with"):
+        check_image(image, expected)
 
 
 def test_a_changed_image_is_refused(image: Path) -> None:

@@ -197,8 +197,8 @@ def test_a_bad_node_is_remembered_and_kept_from_what_waits(site: Site) -> None:
     script.begin("n1,n2")
     script.says("environment", "n2: 7 GPUs, 8 wanted", nodes=("n2",))
     assert script.end(3, "n1,n2").returncode == 3
-    (bad,) = read_lines(site.run.root.parent / ".ours" / "bad_nodes.jsonl")
-    assert (bad["node"], bad["reason"]) == ("n2", "n2: 7 GPUs, 8 wanted")
+    (bad,) = BadNodes(site.run.root.parent / ".ours").read().values()
+    assert (bad.name, bad.reason) == ("n2", "n2: 7 GPUs, 8 wanted")
     assert Script(site).job_id != script.job_id
     assert site.by_name()["pretrain"]["excluded"] == "n2"
 
@@ -257,7 +257,7 @@ def test_a_node_that_cannot_start_the_image_is_named_and_left(site: Site) -> Non
 
 
 def test_blame_is_taken_back_where_the_next_node_fails_in_the_same_words(site: Site) -> None:
-    listed = site.run.root.parent / ".ours" / "bad_nodes.jsonl"
+    listed = site.run.root.parent / ".ours"
     for number in (1, 2):
         script = Script(site)
         assert script.begin(f"n{number}").returncode == 0

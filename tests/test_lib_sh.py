@@ -273,6 +273,30 @@ def test_a_port_on_which_someone_listens_is_passed_over(script: Script, address:
         assert int(script.seen("srun")["MASTER_PORT"]) > 20000 + job
 
 
+def test_a_node_without_a_free_port_ends_the_script_and_not_in_a_loop(script: Script) -> None:
+    (script.bin / "grep").unlink()
+    script.command("grep", "#!/bin/sh\nexit 0\n")  # every port is taken
+    (script.run.snapshot / "sbatch" / "lib.sh").write_text(
+        (PROJECT / "sbatch" / "lib.sh").read_text().replace("PORTS=1000 ", "PORTS=20 ")
+    )
+    script.answers("rescue", 3)
+    assert script() == 3
+    assert "none of 20 ports from 20000 to 29999 is free on n1" in script.log
+    assert script.asked == ["begin", "rescue"]
+    assert not script.calls("srun")
+
+
+def test_what_becomes_srun_alone_has_the_secrets(script: Script) -> None:
+    script.command("secrets", '#!/bin/bash\nTOKEN=canary exec "$@"\n')
+    script.command("python", HOST.replace("printenv PIPELINE_NODES", "printenv TOKEN PIPELINE_NODES"))
+    script.launch(f"SECRETS=({script.bin}/secrets)")
+    assert script() == 0, script.log
+    assert script.seen("srun")["TOKEN"] == "canary"
+    assert script.calls("srun") == ["--nodes=1 python -u -m pipeline.stages.pretrain RUN"]
+    for verb in ("begin", "end"):
+        assert "canary" not in (script.folder / f"seen.{verb}").read_text()
+
+
 def test_by_hand_it_says_that_slurm_is_wanted(script: Script) -> None:
     environment = {name: value for name, value in script.environment().items() if not name.startswith("SLURM")}
     done = subprocess.run(script.words(), env=environment, capture_output=True, text=True, timeout=30, check=False)

@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from pipeline.config.schema import Config
 from pipeline.files import append_line
 from pipeline.run.folder import Run
+from pipeline.screen import Screen
 from pipeline.status.progress import JobProgress, is_lively
 
 CONFIG = Config.model_validate({"name": "x", "pretrain": {"max_steps": 100, "warmup_steps": 1}})
@@ -23,7 +23,7 @@ def show(tmp_path: Path, stage: str, write) -> str:
     log = run.log(stage, "1", 0)
     log.touch()
     record = {"stage": stage, "log": str(log.relative_to(run.root))}
-    with JobProgress(run, CONFIG, record, Console(file=out, width=200)) as progress:
+    with JobProgress(run, CONFIG, record, Screen(file=out, width=200)) as progress:
         progress.update()
         write(run)
         progress.update()
@@ -57,7 +57,7 @@ def test_torn_lines_are_no_news(tmp_path: Path) -> None:
 def test_plain_where_asked_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for other in ("NO_COLOR", "CI"):
         monkeypatch.delenv(other, raising=False)
-    console = Console(force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    console = Screen(force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
     assert is_lively(console)
     monkeypatch.setenv(name, "1")
     assert not is_lively(console)

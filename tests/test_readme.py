@@ -14,7 +14,12 @@ from pipeline.config.docs import config_reference
 from pipeline.config.load import load_config
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
-PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
+PAGES = [
+    PROJECT / "README.md",
+    PROJECT / "CONTRIBUTING.md",
+    PROJECT / "SECURITY.md",
+    *sorted((PROJECT / "docs").glob("*.md")),
+]
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
 
 
@@ -69,3 +74,15 @@ def test_shipped_config_loads(path: Path) -> None:
 def test_config_reference_is_up_to_date() -> None:
     page = PROJECT / "docs" / "config.md"
     assert page.read_text(encoding="utf-8") == config_reference(), "write it anew: see CONTRIBUTING.md"
+
+
+def test_each_promise_of_security_names_tests_that_are_there() -> None:
+    text = (PROJECT / "SECURITY.md").read_text(encoding="utf-8")
+    promised = re.search(r"## What is promised\n(.*?)\n## ", text, re.DOTALL)
+    assert promised is not None
+    promises = re.split(r"^\d+\. ", promised[1], flags=re.MULTILINE)[1:]
+    assert len(promises) >= 6
+    for promise in promises:
+        named = re.findall(r"\]\((tests/[\w/]+\.py)\)", promise)
+        assert named, promise
+        assert all("def test_" in (PROJECT / path).read_text(encoding="utf-8") for path in named)

@@ -16,6 +16,7 @@ from fakes import Fake, calls
 
 from pipeline.errors import EXIT_NOT_READY, EXIT_USAGE, UserError
 from pipeline.slurm.commands import Slurm
+from pipeline.slurm.environment import job_environment
 from pipeline.slurm.errors import SlurmError, SlurmFull, SlurmRefused
 from pipeline.slurm.jobs import COLUMNS, SACCT_COLUMNS, SlurmJob, from_squeue
 from pipeline.slurm.launch_errors import nodes_named
@@ -744,3 +745,19 @@ def test_a_cancel_that_did_not_happen_is_said(fake: Fake) -> None:
     fake("scancel", "echo 'scancel: error: Kill job error on job id 2: Access/permission denied' >&2; exit 1")
     with pytest.raises(SlurmError, match="permission denied"):
         SLURM.cancel(["2"])
+
+
+def test_a_sites_modules_reach_a_job_and_a_strangers_words_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {
+        "BASH_FUNC_module%%": "() { :\n}",
+        "_ModuleTable001_": "x",
+        "LMOD_DIR": "/sw",
+        "LC_TIME": "C",
+        "SLURM_CONF": "/x",
+    }
+    for name, value in {**kept, "CLOUD_KEY": "canary", "SBATCH_EXPORT": "ALL", "NAMED": "yes"}.items():
+        monkeypatch.setenv(name, value)
+    found = job_environment(["NAMED"])
+    assert {**kept, "NAMED": "yes"}.items() <= found.items()
+    assert not {"CLOUD_KEY", "SBATCH_EXPORT"} & found.keys()
+    assert "NAMED" not in job_environment()

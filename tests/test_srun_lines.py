@@ -42,6 +42,7 @@ def run(tmp_path: Path, micro: Path) -> Run:
     """Return a Run that was planned for a cluster with an image, and has a checkpoint."""
     (tmp_path / "train.sqsh").write_bytes(b"hsqs" + b"x" * 1000)
     (tmp_path / "secrets").write_text("HF_TOKEN=hidden\n")
+    (tmp_path / "secrets").chmod(0o600)
     (tmp_path / "ours.yaml").write_text(CLUSTER.format(folder=tmp_path))
     config = load_config(micro, ["pretrain.nodes=2", "pretrain.global_batch_size=8"])
     cluster = open_cluster(str(tmp_path / "ours.yaml"), sys.executable)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from example_run import MAX_STEPS, SPEED, STEP_SECONDS, job, make_run, metric, write_jobs
-from rich.console import Console
 
 from pipeline.files import append_line, write_json, write_text
 from pipeline.run.folder import Run
 from pipeline.run.owner import this_process
+from pipeline.screen import Screen
 from pipeline.status.read import read_status
 from pipeline.status.view import print_status
 
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Run:
 
 def shown(run: Run) -> str:
     out = io.StringIO()
-    print_status(read_status(run), Console(file=out, width=120), source=True)
+    print_status(read_status(run), Screen(file=out, width=120), source=True)
     return out.getvalue()
 
 

@@ -434,20 +434,56 @@ def test_secrets_are_named_and_never_written_down(site: Site, tmp_path: Path) ->
     done = site.submit(WANDB_API_KEY="planted-in-the-environment")
     assert done.returncode == 0, done.stderr
     dry = site.submit("--dry-run", WANDB_API_KEY="planted-in-the-environment")
+    carried = site.folder / "environment.log"
     texts = [
         path.read_text(errors="replace")
         for folder in (site.run.root, site.folder)
         for path in folder.rglob("*")
-        if path.is_file()
+        if path.is_file() and path != carried
     ]
     assert len(texts) > 50
     for text in [*texts, done.stdout, done.stderr, dry.stdout]:
         assert "planted" not in text
-    script = 'set -euo pipefail; source "$1"; printf %s "$HF_TOKEN"'
+    # What only the environment has must travel with the Job; what the file has is read by what becomes srun.
+    assert "planted-in-the-environment" in carried.read_text()
+    assert "planted-in-a-file" not in carried.read_text()
+    script = 'set -euo pipefail; source "$1"; [[ ! -v HF_TOKEN ]]; "${SECRETS[@]}" printenv HF_TOKEN'
     got = subprocess.run(
         ["bash", "-c", script, "bash", site.run.launch("pretrain")], capture_output=True, text=True, check=True
     )
-    assert got.stdout == "planted-in-a-file"
+    assert got.stdout == "planted-in-a-file\n"
+
+
+def test_a_job_gets_of_a_shell_what_it_needs_and_nothing_else(site: Site) -> None:
+    shell = {
+        "AWS_SECRET_ACCESS_KEY": "canary-1", "SSH_AUTH_SOCK": "/tmp/canary-2", "HF_TOKEN": "canary-3",
+        "GITHUB_TOKEN": "canary-4", "https_proxy": "http://me:canary-5@proxy:3128",
+    }  # fmt: skip
+    needed = {"HOME": "/home/me", "LANG": "C.UTF-8", "MODULEPATH": "/sw/modules", "LMOD_CMD": "/sw/lmod", "NCCL_IB_HCA": "mlx5",
+              "no_proxy": "localhost"}  # fmt: skip
+    done = site.submit(**shell, **needed)
+    assert done.returncode == 0, done.stderr
+    assert "HF_TOKEN: set here, and no Job gets it" in done.stderr
+    assert site.verb("doctor", "--cluster", site.cluster).returncode in (0, 3)
+    jobs = [json.loads(line) for line in (site.folder / "environment.log").read_text().splitlines()]
+    assert len(jobs) >= len(site.queue) > 3
+    assert not any("canary" in value for job in jobs for value in job.values())
+    assert needed.items() <= jobs[0].items()
+    assert all(job["PATH"] for job in jobs)
+    for folder in (site.run.root, site.folder):
+        assert not any("canary" in path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+
+
+def test_doctor_reads_the_secrets_as_submit_does(site: Site, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# mine\nHF_TOKEN= hf_canary\n")
+    tokens.chmod(0o600)
+    site.cluster.write_text(CLUSTER + f"secret_env: [HF_TOKEN]\nsecret_file: {tokens}\n")
+    for came in (site.submit(), site.verb("doctor", "--cluster", site.cluster)):
+        assert came.returncode in (2, 3)
+        told = "".join((came.stdout + came.stderr).split())
+        assert f"{tokens}:2:ablankinthevalue" in told
+        assert "canary" not in told
 
 
 def test_a_submit_that_stood_still_until_another_took_over_queues_nothing_more(site: Site) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from example_run import MAX_STEPS, make_run
-from rich.console import Console
 from test_tokenize_stage import config, write_lines
 from test_tokenizer import corpus
 
@@ -24,6 +23,7 @@ from pipeline.lm.hardware import start_hardware
 from pipeline.report.write import write_report
 from pipeline.run.complete import check_state, is_complete
 from pipeline.run.folder import Run
+from pipeline.screen import Screen
 from pipeline.stages.tokenize import tokenize
 from pipeline.status.read import read_status
 from pipeline.status.view import print_status
@@ -34,7 +34,7 @@ SPOILS = [b"", b'{"a": [1, ', b"\xff\xfe", b"[]", b"17", b"[" * 100_000]
 
 
 def look(run: Run) -> None:
-    print_status(read_status(run), Console(file=io.StringIO()))
+    print_status(read_status(run), Screen(file=io.StringIO()))
 
 
 def complete(run: Run) -> None:

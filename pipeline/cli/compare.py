@@ -73,7 +73,7 @@ def print_table(rows: list[Row], columns: list[Column], console: Console) -> Non
         refused = column.reason == OTHER_TOKENIZER and not columns[0].reason  # bits per byte come first
         hint = "; compare bits per byte, which count the same bytes by any tokenizer" if refused else ""
         if column.reason:
-            console.print(f"{column.name}: {column.reason}{hint}", markup=False, soft_wrap=True)
+            console.print(f"{column.name}: {column.reason}{hint}", soft_wrap=True)
 
 
 def _shown(column: Column, at: int) -> Text:

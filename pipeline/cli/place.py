@@ -34,7 +34,7 @@ def init(
     path = file or DEFAULT_FILE
     place = open_login(login) if login is not None else None
     init_cluster(path, Slurm(tuple(place.prefix), place.quoting) if place else Slurm(), place)
-    print(f"{path} is written. Look through it, then have it checked:\n  {command('doctor', '--cluster', path)}")
+    emit(f"{path} is written. Look through it, then have it checked:\n  {command('doctor', '--cluster', path)}")
 
 
 def doctor(
@@ -79,7 +79,7 @@ def image(
     from pipeline.image.check import record_path
 
     path, built = images.build(
-        target, builder, base, output or images.FOLDER, lambda text: talk.print(text, markup=False, soft_wrap=True)
+        target, builder, base, output or images.FOLDER, lambda text: talk.print(text, soft_wrap=True)
     )
     if as_json:
         record = json.loads(record_path(path).read_text(encoding="utf-8"))

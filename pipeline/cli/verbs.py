@@ -35,7 +35,7 @@ def main() -> None:
         sys.stdout.flush()
         code = code if isinstance(code, int) else EXIT_DONE
     except UserError as error:
-        talk.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        talk.print(f"error: {error}", style="red", soft_wrap=True)
         code = error.exit_code
     except typer.Abort:
         code = EXIT_INTERRUPTED
@@ -60,11 +60,11 @@ def _forget_other_verbs(words: list[str]) -> None:
     app.registered_commands = called or app.registered_commands
 
 
-def pass_on(run: Path, *words: str) -> int | None:
+def pass_on(run: Path, *words: str, given: bytes | None = None) -> int | None:
     """Run a verb where the Run is, if that is elsewhere; return its exit code, None if the Run is here."""
     from pipeline.cluster import remote
 
-    return remote.pass_on(run, *words)
+    return remote.pass_on(run, *words, given=given)
 
 
 @app.callback(invoke_without_command=True)
@@ -142,9 +142,11 @@ def logs(
     lines: Annotated[
         int | None, typer.Option("-n", "--lines", metavar="N", min=1, help="The last lines of each file.")
     ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="As they are: colours, and whatever else a log may hold.")] = False,
 ) -> int:
     """Print the logs of a Run."""
     words = ["--follow" if follow else "", f"--stage={stage}" if stage else "", f"--lines={lines}" if lines else ""]
+    words += ["--raw"] * raw
     if (code := pass_on(run, "logs", *words)) is not None:
         return code
     from pipeline.cluster.caller import end_with_caller
@@ -153,7 +155,7 @@ def logs(
 
     if follow:
         end_with_caller()
-    read_logs(Run.open(run), follow, stage, lines, sys.stdout)
+    read_logs(Run.open(run), follow, stage, lines, sys.stdout, raw=raw)
     return EXIT_DONE
 
 
@@ -189,7 +191,7 @@ def promote(
     from pipeline.run.folder import Run
 
     release.promote(Run.open(run), step, reason)
-    print(f"step {step} is released")
+    emit(f"step {step} is released")
     return EXIT_DONE
 
 
@@ -201,7 +203,7 @@ def rollback(run: RunPath, reason: Reason = "") -> int:
     from pipeline.evaluation import release
     from pipeline.run.folder import Run
 
-    print(f"step {release.rollback(Run.open(run), reason)['step']} is released again")
+    emit(f"step {release.rollback(Run.open(run), reason)['step']} is released again")
     return EXIT_DONE
 
 
@@ -232,9 +234,9 @@ def _control(verb: str, run: Path, as_json: bool) -> int:
 
     told = {"stop": control.stop, "cancel": control.cancel, "save": control.save}[verb](Run.open(run))
     if as_json:
-        talk.print(told, markup=False, soft_wrap=True)
+        talk.print(told, soft_wrap=True)
         return _as_json(Run.open(run), EXIT_DONE)
-    print(told)
+    emit(told)
     return EXIT_DONE
 
 
@@ -294,7 +296,7 @@ def report(run: RunPath) -> None:
 
     found = Run.open(run)
     there = there_of(found)
-    print(there.report() if there else write_report(found))
+    emit(str(there.report() if there else write_report(found)))
 
 
 @app.command()
@@ -332,7 +334,8 @@ def generate(
     from pipeline.inference.generate import Wish, elsewhere, generate
 
     wish = Wish.read(run, overrides or [], prompt or [], file, step, as_json)
-    if (code := pass_on(run, "generate", *elsewhere(wish))) is not None:
+    words, given = elsewhere(wish)
+    if (code := pass_on(run, "generate", *words, given=given)) is not None:
         return code
     return generate(wish)
 

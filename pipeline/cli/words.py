@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-talk = Console(stderr=True, highlight=False, emoji=False)
+from pipeline.screen import Screen
+from pipeline.visible import visible
+
+talk = Screen(stderr=True)
 
 What = Annotated[
     list[str] | None,
@@ -28,14 +30,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AfterJson = Annotated[bool, typer.Option("--json", help="Print what `status --json` does afterwards.")]
 
 
-def screen(width: int | None = None) -> Console:
-    """Return a console for results. Without emoji: their table costs as much as a plan, and `:x:` stays what it is."""
-    return Console(highlight=False, emoji=False, width=width)
+def screen(width: int | None = None) -> Screen:
+    """Return a console for results."""
+    return Screen(width=width)
 
 
 def emit(text: str) -> None:
     """Print a result; a reader that has seen enough (| head) is no failure, which it would be to typer."""
     try:
-        print(text, flush=True)
+        print(visible(text), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

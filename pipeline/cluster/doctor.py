@@ -10,10 +10,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.cluster.doctor_paths import Check, look_at_paths
 from pipeline.cluster.limits import look_at_account, look_at_partitions, options_of, partition_names
 from pipeline.cluster.schema import Cluster
+from pipeline.cluster.secret_env import check_secrets
 from pipeline.config.schema import Config
 from pipeline.errors import EXIT_DONE, EXIT_NOT_READY, UserError
 from pipeline.plan.flags import gpus_of
@@ -62,7 +64,20 @@ def examine(cluster: Cluster, config: Config | None) -> list[Check]:
             patient = Patient(cluster, config, slurm, partitions, settings)
             for look in (_partitions, _gpus, _account, _request, _array, _warning, _container):
                 checks += _safely(look, patient)
-    return [*checks, *look_at_paths(cluster, config, slurm)]
+    return [*checks, *look_at_paths(cluster, config, slurm), *_secrets(cluster)]
+
+
+def _secrets(cluster: Cluster) -> Iterator[Check]:
+    """Read the secrets as `submit` does; a file on another machine is read there."""
+    if cluster.login or not (cluster.secret_file or cluster.secret_env):
+        return
+    try:
+        check_secrets(cluster)
+    except UserError as error:
+        said, _, remedy = str(error).partition("; ")
+        yield Check("secrets", "fail", said, remedy or "mend secret_file in the cluster file, or the file")
+    else:
+        yield Check("secrets", "ok", ", ".join(cluster.secret_env) or str(cluster.secret_file))
 
 
 def _failed(name: str, error: UserError) -> Check:
@@ -253,11 +268,7 @@ def print_checks(checks: list[Check], console: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in checks:
-        table.add_row(f"[{STYLES[check.state]}]{check.state}[/]", check.name, _plain(check.found))
+        table.add_row(Text(check.state, STYLES[check.state]), check.name, check.found)
         if check.remedy:
-            table.add_row("", "", f"→ {_plain(check.remedy)}")
+            table.add_row("", "", f"→ {check.remedy}")
     console.print(table)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")

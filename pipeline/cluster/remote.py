@@ -96,15 +96,16 @@ class There:
     def slurm(self) -> Slurm:
         return self.cluster.slurm()
 
-    def verb(self, *words: str) -> int:
+    def verb(self, *words: str, given: bytes | None = None) -> int:
         """Run `python -m pipeline VERB RUN …` over there by the Run's own code; return its exit code.
 
-        Its standard input stays open as long as this process lives: that is how `logs -f` learns that nobody reads.
+        Its standard input is `given`, or stays open as long as this process lives: that is how `logs -f` learns that
+        nobody reads.
         """
         verb, *rest = [word for word in words if word]
         lively = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         colour = "FORCE_COLOR=1" if lively else "NO_COLOR=1"
-        return self._call(["env", *self._environment(), colour, *self._verb(PASS_ON, verb), *rest])
+        return self._call(["env", *self._environment(), colour, *self._verb(PASS_ON, verb), *rest], given=given)
 
     def submit(self, config: Config, *words: str, undo: Path | None = None) -> int:
         """Bring code, config and cluster over there, run `python -m pipeline WORDS` on them, return its exit code."""
@@ -222,10 +223,10 @@ def there_of(run: Run, cluster: Cluster | None = None) -> There | None:
     return There(run, cluster, cluster.login)
 
 
-def pass_on(path: Path, *words: str) -> int | None:
+def pass_on(path: Path, *words: str, given: bytes | None = None) -> int | None:
     """Run a verb where the Run at `path` is, if that is elsewhere; return its exit code, None if the Run is here."""
     there = there_of(Run.open(path))
-    return there.verb(*words) if there else None
+    return there.verb(*words, given=given) if there else None
 
 
 def _check_pointer(run: Run, login: Login) -> None:

@@ -21,7 +21,7 @@ class BenchmarkSource(Section):
     kind: Annotated[Kind, Field(description="how it is scored")] = "multiple_choice"
     path: Annotated[
         str | None,
-        Field(description="file of JSON lines, or `python-docs`; of lm_eval: folder with task YAML, null: its own"),
+        Field(description="file of JSON lines, or `python-docs`; of lm_eval: folder of tasks (code), null: its own"),
         LINE,
     ] = None
 

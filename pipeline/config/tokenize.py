@@ -26,6 +26,14 @@ class DataSource(Section):
     ] = None
     config: Annotated[str | None, Field(description="the dataset's configuration, where it has several"), LINE] = None
     split: Annotated[str, Field(description="the dataset's split"), LINE] = "train"
+    revision: Annotated[
+        str | None,
+        Field(
+            description="the dataset's commit or tag on the hub; null: what is there, whose commit an event tells",
+            examples=["0123abcd"],
+        ),
+        LINE,
+    ] = None
     text_field: Annotated[
         str, Field(description="field of JSON lines, parquet columns and datasets that holds the text"), LINE
     ] = "text"
@@ -52,6 +60,8 @@ class DataSource(Section):
             raise broken_rule("needs exactly one of path and dataset; remove or add one")
         if self.config is not None and self.dataset is None:
             raise broken_rule("has the key config, which belongs to a dataset; remove it")
+        if self.revision is not None and self.dataset is None:
+            raise broken_rule("has the key revision, which belongs to a dataset; remove it")
         return self
 
 

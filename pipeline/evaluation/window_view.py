@@ -46,6 +46,6 @@ def print_window(found: dict[str, Any], console: Console) -> None:
     console.print(f"Units left: about {left}; start-up of a Job: {startup}")
     for size in found["sizes"]:
         flags = f"--time={size['minutes']} --time-min={size['least']}"
-        console.print(f"{flags}  {size['why']}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{flags}  {size['why']}", soft_wrap=True)
     if not found["sizes"]:
         console.print("no evaluate Job is needed")

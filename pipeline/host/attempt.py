@@ -125,7 +125,7 @@ class Host:
         exclude = ",".join(self.excluded(self.stage))
         if not self.try_or_say("requeue this job", lambda: self.slurm.requeue(self.job_id)):
             return False
-        if exclude or self.bad_nodes.path.is_file():  # nodes that it was kept off before may be allowed by now
+        if exclude or self.bad_nodes.is_there:  # nodes that it was kept off before may be allowed by now
             self.change_requeued(ExcNodeList=exclude)
         return True
 
@@ -167,7 +167,7 @@ class Host:
         """Do what may fail without harm to the verdict; say so if it does."""
         try:
             act()
-        except UserError as error:
+        except (UserError, OSError) as error:
             if what:
                 self.say(f"cannot {what}: {error}")
             return False
@@ -177,4 +177,6 @@ class Host:
         print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
 
     def event(self, kind: str, **details: Any) -> None:
-        self.run.event(kind, stage=self.stage, job_id=self.job_id, attempt=self.number, **details)
+        """Note it in events.jsonl, of which nothing that goes on depends."""
+        about = {"stage": self.stage, "job_id": self.job_id, "attempt": self.number}
+        self.try_or_say(f"note the event {kind!r}", lambda: self.run.event(kind, **about, **details))

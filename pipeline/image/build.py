@@ -19,6 +19,7 @@ from typing import Any
 from pipeline.errors import EXIT_FAILED, UserError
 from pipeline.files import TornError, read_object, sha256_file, write_json
 from pipeline.image import builders
+from pipeline.image.bill import bill_path, make_bill
 from pipeline.image.check import record_path
 from pipeline.image.inputs import (
     CONTEXT,
@@ -140,11 +141,12 @@ def _make(inputs: Inputs, builder: str, place: Path, work: Path, say: Say) -> di
 
 
 def _publish(built: Path, image: Path, record: dict[str, Any]) -> None:
-    """Let the image appear, then its record, which says that it is complete."""
+    """Let the image appear, then its bill, then its record, which says that it is complete."""
     with built.open("rb") as file:
         os.fsync(file.fileno())
     record_path(image).unlink(missing_ok=True)
     os.replace(built, image)
+    write_json(bill_path(image), make_bill(record))
     write_json(record_path(image), record)
 
 

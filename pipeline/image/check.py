@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import NotReadyError, UserError
-from pipeline.files import read_json, sha256_file, write_json
+from pipeline.files import read_json, sha256_file, stat_of, write_json
 
 
 def record_path(image: Path) -> Path:
@@ -16,7 +16,7 @@ def record_path(image: Path) -> Path:
 
 
 def image_sha256(image: Path) -> str:
-    """Return an image's sha256; read whole only where its size or time have changed since that was last done.
+    """Return an image's sha256; read whole only where its stat has changed since that was last done.
 
     NotReadyError where there is no such file.
     """
@@ -34,7 +34,7 @@ def image_sha256(image: Path) -> str:
 
 
 def note_sha256(image: Path, sha256: str, found: dict[str, Any] | None = None) -> None:
-    """Write down an image's hash with the size and time that it has, or had when it was `found`."""
+    """Write down an image's hash with the stat that it has, or had when it was `found`."""
     with suppress(OSError):  # somebody else's folder: then it is read whole each time
         write_json(noted_path(image), (found or _look(image)) | {"sha256": sha256}, durable=False)
 
@@ -55,8 +55,8 @@ def check_image(image: Path, expected: str) -> None:
 
 
 def _look(image: Path) -> dict[str, Any]:
-    status = image.stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    # With ctime and inode, which nobody sets: size and mtime alone are what who exchanges a file can make equal.
+    return {"stat": stat_of(image)}
 
 
 def _read(path: Path) -> dict[str, Any]:

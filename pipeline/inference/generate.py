@@ -11,13 +11,13 @@ from pathlib import Path
 from pipeline.config.load import load_config
 from pipeline.errors import UserError
 from pipeline.inference.exporting import step_of
-from pipeline.inference.prompts import check_prompt, read_prompts
+from pipeline.inference.prompts import FIELD, check_prompt, read_prompt_lines, read_prompts
 from pipeline.run.folder import Run
 from pipeline.submit.aside import run_aside
 from pipeline.text_files import as_text
 
 STDIN = "-"
-MOST_BYTES = 100_000  # of one word of a command line, which is how prompts reach a Run elsewhere
+STDIN_LINES = "-.jsonl"  # the same with one JSON object a line, as in a file of that kind
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Wish:
         """Collect the prompts: from the words, a file, or standard input. UserError for those that are none."""
         Run.open(run)  # before standard input is waited for
         found = [check_prompt(prompt, f"--prompt {number}") for number, prompt in enumerate(prompts, 1)]
-        if file is not None and str(file) != STDIN:
+        if file is not None and str(file) == STDIN_LINES:
+            found += read_prompt_lines(as_text(sys.stdin.buffer.read(), "standard input"))
+        elif file is not None and str(file) != STDIN:
             found += read_prompts(file)
         elif file is not None or (not found and not sys.stdin.isatty()):
             found.append(check_prompt(as_text(sys.stdin.buffer.read(), "standard input"), "standard input"))
@@ -53,13 +55,15 @@ class Wish:
         return cls(run, named, found, step, len(found) == 1 and not json)
 
 
-def elsewhere(wish: Wish) -> list[str]:
-    """Return the words of the command line over there."""
-    if long := [prompt for prompt in wish.prompts if len(prompt.encode()) > MOST_BYTES]:
-        raise UserError(f"a prompt of {len(long[0]):,} characters is too long to be passed on; run this on the cluster")
+def elsewhere(wish: Wish) -> tuple[list[str], bytes]:
+    """Return the words of the command line over there, and its standard input: what everybody there may list holds no
+    prompt."""
     step = [f"--step={wish.step}"] if wish.step is not None else []
     form = [] if wish.stream else ["--json"]
-    return [*wish.overrides, *(f"--prompt={prompt}" for prompt in wish.prompts), *step, *form]
+    if len(wish.prompts) == 1:
+        return [*wish.overrides, f"--file={STDIN}", *step, *form], wish.prompts[0].encode()
+    lines = "".join(json.dumps({FIELD: prompt}) + "\n" for prompt in wish.prompts)
+    return [*wish.overrides, f"--file={STDIN_LINES}", *step, *form], lines.encode()
 
 
 def generate(wish: Wish) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.text_files import check_unicode, read_objects, read_text_lines
+from pipeline.text_files import check_unicode, objects_of, read_objects, read_text_lines
 
 FIELD = "prompt"
 EXAMPLE = '{"prompt": "def "}'
@@ -24,6 +24,11 @@ def read_prompts(path: Path) -> list[str]:
     if not prompts:
         raise UserError(f"{path}: holds no prompt; write one a line")
     return prompts
+
+
+def read_prompt_lines(text: str) -> list[str]:
+    """Read the same JSON lines from standard input."""
+    return [_of_record(record, where) for where, record in objects_of(text.split("\n"), "standard input", EXAMPLE)]
 
 
 def check_prompt(prompt: str, where: str) -> str:

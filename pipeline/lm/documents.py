@@ -309,7 +309,11 @@ def _read_dataset(source: DataSource, counts: ReadCounts) -> Iterator[bytes]:
 
     name = f"{source.dataset}[{source.split}]"
     try:
-        rows = iter(datasets.load_dataset(source.dataset, source.config, split=source.split, streaming=True))
+        rows = iter(
+            datasets.load_dataset(
+                source.dataset, source.config, split=source.split, revision=source.revision, streaming=True
+            )
+        )
     except Exception as error:  # the library raises a dozen kinds
         raise _dataset_error(name, error) from error
     row = 0
@@ -326,6 +330,16 @@ def _read_dataset(source: DataSource, counts: ReadCounts) -> Iterator[bytes]:
             counts.add_malformed(where, f"no field {source.text_field!r} (fields: {', '.join(list(record)[:8])})")
             continue
         yield from _read_row(lambda record=record: record[source.text_field], where, source.text_field, counts)
+
+
+def hub_revision(source: DataSource) -> str | None:
+    """Ask the hub which commit a dataset is at now, or its named revision is; None where it does not say."""
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().dataset_info(str(source.dataset), revision=source.revision).sha
+    except Exception:  # a folder here, no network, another hub: reading it says what is wrong
+        return None
 
 
 def _dataset_error(where: str, error: Exception) -> UserError:

@@ -26,8 +26,18 @@ MISSING = (
 )
 
 
+def folder_digest(path: Path | None) -> str:
+    """Hash names and bytes of all files in a folder of tasks, whose YAML calls Python and reads what it will."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path else []:
+        if file.is_file() and "__pycache__" not in file.parts:
+            content = file.read_bytes()
+            digest.update(f"{file.relative_to(path or file)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
 class HarnessTask:
-    """One task, by its name; `path` is a folder with task YAML, or None for the harness's own."""
+    """One task, by its name; `path` is a folder of tasks, which are code, or None for the harness's own."""
 
     def __init__(self, name: str, path: Path | None, tokenizer: Tokenizer, *, size: int, batch_size: int) -> None:
         try:
@@ -35,12 +45,10 @@ class HarnessTask:
         except metadata.PackageNotFoundError:
             raise UserError(MISSING.format(name=name)) from None
         self.name, self.path, self.tokenizer, self.size, self.batch_size = name, path, tokenizer, size, batch_size
-        digest = hashlib.sha256()
-        for file in sorted(path.rglob("*.yaml")) if path else []:
-            digest.update(file.read_bytes())
+        digest = folder_digest(path)
         self.batches = 1
-        self.settings = {"task": name, "lm_eval": version, "yaml": digest.hexdigest(), "size": size}
-        task = hashlib.sha256(f"{name} {version} {digest.hexdigest()}".encode())  # the data itself is the harness's
+        self.settings = {"task": name, "lm_eval": version, "yaml": digest, "size": size}
+        task = hashlib.sha256(f"{name} {version} {digest}".encode())  # the data itself is the harness's
         self.about: dict[str, Any] = {"lm_eval": version, "content_sha256": task.hexdigest()}
 
     def score(self, model: Transformer, hardware: Hardware, batches: range, poll: Poll) -> Values:

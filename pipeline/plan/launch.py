@@ -63,10 +63,11 @@ def _may_submit(stage: str, config: Config, cluster: Cluster) -> list[str]:
 
 
 def _secrets(cluster: Cluster) -> list[str]:
-    """Have the job script read the file of secrets, so that no value is ever written into a Run."""
+    """Name what becomes a step's srun with the secrets of the file: no other process of the Job has them."""
     if not cluster.secret_file:
-        return []
-    return ["set -a", "# shellcheck source=/dev/null", f"source {shlex.quote(cluster.secret_file)}", "set +a"]
+        return ["SECRETS=()"]
+    words = [cluster.host_python, "-m", "pipeline.cluster.secret_file", cluster.secret_file]
+    return [f"SECRETS=({shlex.join(words)})"]
 
 
 def _exports(stage: str, config: Config, cluster: Cluster, run: Run) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from pipeline.visible import visible
+
 VOID = ("input",)  # elements without content or end tag
 
 
@@ -16,8 +18,7 @@ def safe(child: str) -> Html:
     """Return markup as it is and escape everything else; control characters, which HTML forbids, become visible."""
     if isinstance(child, Html):
         return child
-    visible = "".join(char if char >= " " or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in child)
-    return Html(escape(visible))
+    return Html(escape(visible(child)))
 
 
 def tag(element: str, *children: str, **attributes: str) -> Html:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pipeline.slurm.environment import FOREIGN_NAMES
+from pipeline.slurm.environment import FOREIGN_NAMES, job_environment
 from pipeline.slurm.errors import LOGIN_HINT, Answer, SlurmError, SlurmFull, SlurmRefused, is_full, is_refusal, said_by
 from pipeline.slurm.jobs import (
     CELL,
@@ -58,7 +58,8 @@ class Slurm:
     """Slurm's commands, run here, or by `prefix` elsewhere.
 
     `timeout` is the seconds that a command may take, `pauses` are those between attempts to submit. `cluster` is one of
-    several that share a database. `mark` is where a Job shows that it is ours.
+    several that share a database. `mark` is where a Job shows that it is ours. `carried` names the variables of this
+    process that a Job gets beside those that every Job needs.
     """
 
     prefix: tuple[str, ...] = ()
@@ -67,6 +68,7 @@ class Slurm:
     pauses: tuple[float, ...] = (1, 4, 15, 30)
     cluster: str | None = None
     mark: Mark = "comment"
+    carried: tuple[str, ...] = ()
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that are really run."""
@@ -88,7 +90,9 @@ class Slurm:
         """Run a command and return what came of it, however it ended; SlurmError where there is no such command."""
         run, timeout = self.command(words), self.timeout if timeout is None else timeout
         try:
-            return hear(run, timeout, input or "", own_session=bool(self.prefix))
+            # What sbatch finds in its environment becomes the Job's.
+            environment = job_environment(self.carried) if words[0] == "sbatch" and not self.prefix else None
+            return hear(run, timeout, input or "", bool(self.prefix), environment)
         except FileNotFoundError:
             raise SlurmError(words, f"{run[0]}: no such command here", LOGIN_HINT) from None
         except (OSError, ValueError) as error:  # ValueError: a NUL in a word

@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -15,16 +15,25 @@ from pipeline.slurm.environment import clean_environment
 from pipeline.slurm.errors import Answer
 
 
-def hear(words: Sequence[str], timeout: float, given_text: str = "", own_session: bool = False) -> Answer:
+def hear(
+    words: Sequence[str],
+    timeout: float,
+    given_text: str = "",
+    own_session: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Answer:
     """Run `words`, end them after `timeout` seconds with what they have started, and return what they said.
+
+    `environment` is theirs; without it, this process's own, cleaned.
 
     OSError or ValueError (a NUL in a word) where they cannot be run.
     """
+    environment = clean_environment() if environment is None else environment
     with _memory() as given, _memory() as output, _memory() as talk:
         given.write(given_text.encode())
         given.seek(0)
         process = subprocess.Popen(
-            words, stdin=given, stdout=output, stderr=talk, env=clean_environment(),
+            words, stdin=given, stdout=output, stderr=talk, env=environment,
             # A group of its own, to end what it starts too. A session, by which the way in cannot wait for a
             # password at our terminal, costs a busy Linux as much again as a third of sbatch.
             start_new_session=own_session, process_group=None if own_session else 0,

@@ -16,6 +16,7 @@ from pipeline.lm.model import Transformer
 from pipeline.lm.origin import check_tokenizer
 from pipeline.lm.tokenizer import Tokenizer
 from pipeline.run.folder import Run
+from pipeline.visible import visible
 
 
 def export(run: Run, step: int, precision: str) -> list[str]:
@@ -45,14 +46,14 @@ def main(words: list[str]) -> int:
     run, (step, precision) = Run(Path(words[0])), words[1:]
     try:
         for note in export(run, int(step), precision):
-            print(f"note: {note}", file=sys.stderr)
+            print(visible(f"note: {note}"), file=sys.stderr)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"error: {run.export}: cannot write there: {error.strerror or error}", file=sys.stderr)
+        print(visible(f"error: {run.export}: cannot write there: {error.strerror or error}"), file=sys.stderr)
         return EXIT_STORAGE
-    print(run.export)
+    print(visible(str(run.export)))
     return EXIT_DONE
 
 

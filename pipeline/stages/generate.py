@@ -19,6 +19,7 @@ from pipeline.lm.generation import Generator, make_requests
 from pipeline.lm.hardware import start_hardware
 from pipeline.lm.serving import open_model
 from pipeline.run.folder import Run
+from pipeline.visible import visible, visible_json
 
 
 def generate(run: Run, request: dict[str, Any]) -> None:
@@ -35,7 +36,7 @@ def generate(run: Run, request: dict[str, Any]) -> None:
     ended: dict[int, str] = {}
     printed = 0
     for completion in generator.run(requests):
-        ended[completion.number] = json.dumps(completion.to_json(), ensure_ascii=False)
+        ended[completion.number] = visible_json(json.dumps(completion.to_json(), ensure_ascii=False))
         while not stream and printed in ended:
             print(ended[printed], flush=True)
             printed += 1
@@ -43,11 +44,11 @@ def generate(run: Run, request: dict[str, Any]) -> None:
     if stream:
         _say("\n")
     rate = speed.tokens / max(speed.seconds, 1e-9)
-    print(f"{speed.tokens} tokens, {rate:,.0f} tokens/s, {served.about}", file=sys.stderr)
+    print(visible(f"{speed.tokens} tokens, {rate:,.0f} tokens/s, {served.about}"), file=sys.stderr)
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(visible(text))
     sys.stdout.flush()
 
 
@@ -56,7 +57,7 @@ def main(words: Sequence[str]) -> int:
         generate(Run(Path(words[0])), json.load(sys.stdin))
         sys.stdout.flush()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -25,7 +25,7 @@ from typing import Any
 from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError, UserError
 from pipeline.files import atomic_path
-from pipeline.lm.documents import ReadCounts
+from pipeline.lm.documents import ReadCounts, hub_revision
 from pipeline.lm.encoder import Encoder
 from pipeline.lm.encoding import PieceOutput, encode_piece, read_piece
 from pipeline.lm.finished import Written
@@ -132,6 +132,11 @@ def list_pieces(run: Run, config: Config, inputs: str) -> PieceList:
         run.tokenizer.unlink(missing_ok=True)
         shutil.rmtree(run.piece(0).parent, ignore_errors=True)
         pieces.write(run.pieces)
+        for source in config.data:
+            if source.dataset is not None:  # what it is today: its owner may put other text there
+                found = hub_revision(source)
+                run.event("dataset", dataset=source.dataset, wanted=source.revision, revision=found)
+                say(f"dataset {source.dataset}: revision {found or 'not known'}")
     return pieces
 
 

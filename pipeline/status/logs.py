@@ -15,6 +15,7 @@ from pipeline.run.folder import Run
 from pipeline.run.job_ledger import is_on_slurm
 from pipeline.status.read import read_state
 from pipeline.status.tail import Tail
+from pipeline.visible import visible
 
 # Of an attempt, or of what Slurm itself had to say about a Job: before its script's first line and after its last.
 LOG_NAME = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>.+?)\.(?:(?P<attempt>\d+)|slurm)\.log")
@@ -32,8 +33,10 @@ def log_files(run: Run, stage: str | None = None) -> list[Path]:
     return [path for path in paths if stage is None or path.name.startswith(f"{stage}-")]
 
 
-def read_logs(run: Run, follow: bool, stage: str | None, lines: int | None, out: TextIO) -> None:
+def read_logs(run: Run, follow: bool, stage: str | None, lines: int | None, out: TextIO, *, raw: bool = False) -> None:
     """Write the logs of all attempts to `out`, only the last `lines` of each file if given.
+
+    In visible characters, for a log holds whatever a text, a model or a library has said; as it is if `raw`.
 
     With `follow`, go on with what is added, new attempts too, until the Run neither runs nor waits. Where there are
     several files, a line names the one that follows. A reader that has gone away (a closed pipe) ends it quietly.
@@ -43,7 +46,7 @@ def read_logs(run: Run, follow: bool, stage: str | None, lines: int | None, out:
     if not follow and not log_files(run, stage):
         raise NotReadyError(f"{run.root}: no log{f' of {stage}' if stage else ''} yet")
     try:
-        printer = _Printer(run, stage, lines, out)
+        printer = _Printer(run, stage, lines, out, raw)
         printer.show()
         if follow:
             _follow(run, printer)
@@ -69,8 +72,8 @@ def _follow(run: Run, printer: _Printer) -> None:
 class _Printer:
     """Where each file was read up to, and which one was shown last."""
 
-    def __init__(self, run: Run, stage: str | None, lines: int | None, out: TextIO) -> None:
-        self.run, self.stage, self.out = run, stage, out
+    def __init__(self, run: Run, stage: str | None, lines: int | None, out: TextIO, raw: bool) -> None:
+        self.run, self.stage, self.out, self.raw = run, stage, out, raw
         self.tails: dict[Path, Tail] = {}
         self.current: Path | None = None
         self.several = False
@@ -103,9 +106,9 @@ class _Printer:
             return
         if self.several and path != self.current:
             blank = "" if self.current is None else "\n"
-            self.out.write(f"{blank}==> {path.name} <==\n")
+            self.out.write(f"{blank}==> {visible(path.name)} <==\n")
         self.current = path
-        self.out.write("\n".join(lines) + "\n")
+        self.out.write("\n".join(lines if self.raw else [visible(line.rstrip("\r")) for line in lines]) + "\n")
 
 
 def _order(path: Path) -> tuple[int, list[tuple[int, str]], int, str]:

@@ -124,7 +124,7 @@ class _Plain:
         self._print("  ".join(["pretrain", step, *self.job.words()]))
 
     def _print(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
 
 class _Live:
@@ -134,8 +134,8 @@ class _Live:
         self.job = job
         self.last_line = "starting"
         columns: list[ProgressColumn] = [
-            SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("[bold]{task.description}"),
+            SpinnerColumn(finished_text=Text("✓", "green")),
+            TextColumn("{task.description}", style="bold", markup=False),
         ]
         if job.pretrain:
             columns.append(_Bar(bar_width=24))

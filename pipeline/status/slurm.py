@@ -28,6 +28,7 @@ Record = dict[str, Any]
 
 RUNNING = ("running", "completing", "suspended")
 WAITING = ("pending", "requeued", "requeue_hold")
+MOST_ADVICE = 20  # bad nodes that other users name
 MOST_PRIORITIES = 20
 FORGOTTEN = "Slurm no longer knows this job"
 LOG = re.compile(r"(?P<stage>[a-z_]+)-(?P<job_id>[0-9]+(?:_[0-9]+)?)\.(?P<attempt>\d+)\.log")
@@ -157,7 +158,9 @@ def ask_queue(run: Run, waiting: list[str]) -> Queue:
             shares = slurm.fair_share()
             account = cluster.sbatch_options("pretrain").get("account", "")
             shares = {account: shares[account]} if account in shares else shares
-    return Queue(priorities, shares, sorted(bad_nodes_of(run, cluster).read().values(), key=lambda node: node.name))
+    listed = bad_nodes_of(run, cluster)
+    told = [*listed.read().values(), *listed.advice()[:MOST_ADVICE]]
+    return Queue(priorities, shares, sorted(told, key=lambda node: (node.name, node.by)))
 
 
 def answer(queued: QueuedJob, lasts: dict[tuple[str, str], Last]) -> Answer:

@@ -32,7 +32,7 @@ STYLES = {
 def print_status(status: Status, console: Console, *, source: bool = False) -> None:
     """Print a Run's state, Jobs, progress, Scores, the command that comes next, and from what all this was read."""
     title = Text.assemble((status.run.name, "bold"), "  ", (status.state, STYLES[status.state]))
-    console.print(title, highlight=False)
+    console.print(title)
     if status.reason:
         _line(console, "", status.reason)
     if status.jobs:
@@ -84,7 +84,7 @@ def compared(score: float, name: str, other: float) -> str:
 
 def _line(console: Console, label: str, text: str, style: str = "") -> None:
     # soft_wrap: a command must stay one line, or it cannot be copied
-    console.print(Text.assemble((f"{label:<9}", "dim"), (text, style)), highlight=False, soft_wrap=True)
+    console.print(Text.assemble((f"{label:<9}", "dim"), (text, style)), soft_wrap=True)
 
 
 def _jobs_table(status: Status) -> Table:
@@ -152,7 +152,8 @@ def _print_queue(status: Status, console: Console) -> None:
         _line(console, "share", f"{share:.2f} in account {account}: 1 for one that has used little, 0 for far too much")
     for node in status.queue.bad_nodes:
         until = time.strftime("%d %b %H:%M", time.localtime(node.until))
-        _line(console, "bad node", f"{node.name} until {until}: {node.reason}")
+        said = f" (only {node.by} says so, and Jobs may use it)" if node.by else ""
+        _line(console, "bad node", f"{node.name} until {until}: {node.reason}{said}")
 
 
 def _print_missing(status: Status, console: Console) -> None:
@@ -181,7 +182,7 @@ def _print_progress(status: Status, console: Console) -> None:
     line = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=status.max_steps, completed=status.step, width=24)
     line.add_row(Text("pretrain", "dim"), *([bar] if console.is_terminal else []), "  ".join(parts))
-    console.print(line, highlight=False)
+    console.print(line)
 
 
 def _print_time(status: Status, console: Console) -> None:

@@ -37,7 +37,7 @@ def run_aside(run: Run, config: Config, program: str, words: list[str], given: s
     else:
         script = with_launch_file("inference", run, code, words, BY_LAUNCH)
     sys.stdout.flush()
-    process = subprocess.Popen(script, stdin=subprocess.PIPE, env=own_environment(), cwd=os.getcwd())
+    process = subprocess.Popen(script, stdin=subprocess.PIPE, env=own_environment(cluster), cwd=os.getcwd())
     try:
         process.communicate(given.encode())
     except KeyboardInterrupt:  # the terminal has sent it to that process too

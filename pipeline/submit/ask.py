@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.cluster.limits import Finding, misfits
 from pipeline.cluster.load import open_cluster
@@ -185,7 +186,7 @@ def check_fit(request: Request, console: Console) -> None:
     found = [f for f in misfits(request.cluster, request.config, request.cluster.slurm()) if f.stage in stages]
     for finding in found:
         if finding.state == "warn":
-            console.print(f"warning: {_mistake(request, finding)}", style="yellow", markup=False, soft_wrap=True)
+            console.print(f"warning: {_mistake(request, finding)}", style="yellow", soft_wrap=True)
     if mistakes := [_mistake(request, finding) for finding in found if finding.state == "fail"]:
         raise UserError("Slurm would refuse this, or never start it:\n" + "\n".join(dict.fromkeys(map(str, mistakes))))
 
@@ -231,7 +232,8 @@ def print_derived(derived: dict[str, str], console: Console) -> None:
 def print_plan(request: Request, console: Console) -> None:
     """Print the Plan for a person: derived values, Jobs, literal command lines, launch files."""
     plan, run = request.plan, request.run
-    console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}, scheduler {plan.scheduler}", soft_wrap=True)
+    title = Text.assemble("Run ", (run.name, "bold"), f" in {shown(run.root)}, scheduler {plan.scheduler}")
+    console.print(title, soft_wrap=True)
     print_derived(plan.derived, console)
     done = {stage: is_complete(run, request.config, stage) for stage in {job.stage for job in plan.jobs}}
     rows = [
@@ -240,10 +242,10 @@ def print_plan(request: Request, console: Console) -> None:
     ]
     lines = [*_columns([("job", "after", "nodes", "ranks", "time limit", "state"), *rows])]
     lines += [shlex.join(job.command) for job in plan.jobs]
-    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    console.print("\n".join(lines), soft_wrap=True)
     for name, text in plan.files.items():
-        console.print(f"\n{shown(run.root / name)}", soft_wrap=True, markup=False, style="bold")
-        console.print(text.rstrip(), soft_wrap=True, markup=False)
+        console.print(f"\n{shown(run.root / name)}", soft_wrap=True, style="bold")
+        console.print(text.rstrip(), soft_wrap=True)
 
 
 def _to_do(complete: bool) -> str:

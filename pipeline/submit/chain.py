@@ -6,8 +6,10 @@ import sys
 
 from rich.console import Console
 from rich.prompt import Confirm
+from rich.text import Text
 
 from pipeline.cluster.remote import There
+from pipeline.cluster.secret_env import left_behind
 from pipeline.config.schema import Config
 from pipeline.errors import EXIT_DONE, EXIT_INTERRUPTED, NotReadyError, UserError
 from pipeline.hints import command, shown
@@ -38,13 +40,14 @@ def submit(
     if request.cluster.scheduler == "slurm":
         return _submit_to_slurm(request, console, yes, resume)
     if all(is_complete(run, config, job.stage) for job in plan.jobs) and run.report.is_file():
-        console.print(f"[bold]{run.name}[/]: everything is complete already")
+        console.print(Text.assemble((run.name, "bold"), ": everything is complete already"))
         print_status(read_status(run), console)
         return EXIT_DONE
     _take_up(run, config, resume)
     with owned(run.control / "scheduler.json", f"Run {run.name}"):  # before anything that a first call may be reading
         prepare(run, config, plan)
-        console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}: {' → '.join(job.stage for job in plan.jobs)}")
+        stages = " → ".join(job.stage for job in plan.jobs)
+        console.print(Text.assemble("Run ", (run.name, "bold"), f" in {shown(run.root)}: {stages}"))
         code = run_chain(run, config, plan, console)
     if any(job.stage in ALONE for job in plan.jobs):
         return code  # nothing of the Run has changed
@@ -66,17 +69,20 @@ def _submit_to_slurm(request: Request, console: Console, yes: bool, resume: bool
     """Hand to Slurm what is missing of a Run."""
     run, config, cluster, plan = request.run, request.config, request.cluster, request.plan
     if all(is_complete(run, config, job.stage) for job in plan.jobs):
-        console.print(f"[bold]{run.name}[/]: everything is complete already")
+        console.print(Text.assemble((run.name, "bold"), ": everything is complete already"))
         _report(run, console)
         print_status(read_status(run), console)
         return EXIT_DONE
     check_fit(request, console)
+    if said := left_behind(cluster):
+        console.print(said, soft_wrap=True)
     _confirm_cost(request, console, yes)
     place = _take_up(run, config, resume)
     with owned(run.control / "scheduler.json", f"Run {run.name}"):
         working = read_state(run, config).state in ("running", "pending")
         is_new = prepare(run, config, plan, cluster, keep_code=working) or place.copied
-        console.print(f"Run [bold]{run.name}[/] in {shown(run.root)}, on {cluster.name}", soft_wrap=True)
+        title = Text.assemble("Run ", (run.name, "bold"), f" in {shown(run.root)}, on {cluster.name}")
+        console.print(title, soft_wrap=True)
         return submit_chain(run, config, cluster, plan, console, is_new=is_new)
 
 
@@ -129,5 +135,5 @@ def test_plan(request: Request, console: Console) -> int:
         raise UserError("--test asks a Slurm; add --cluster FILE")
     check_fit(request, console)
     submission = Submission(request.run, request.config, request.cluster, request.plan, request.cluster.slurm())
-    submission.test(lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
+    submission.test(lambda text: console.print(text, soft_wrap=True))
     return EXIT_DONE

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from pipeline.config.schema import Config
 from pipeline.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, NotReadyError
@@ -78,7 +79,7 @@ def run_chain(run: Run, config: Config, plan: Plan, console: Console) -> int:
                 if is_complete(run, config, job.stage):
                     if jobs.records[job.job_id]["state"] != "completed":
                         jobs.update(job, state="completed", reason="", ended=time.time())
-                    console.print(f"[bold]{job.stage}[/]  complete already")
+                    console.print(_titled(job, "complete already"))
                 elif (code := _run_job(run, config, job, jobs, console, interrupts)) != EXIT_DONE:
                     return code
         finally:
@@ -106,12 +107,10 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console, i
     """Run one Job to its end and record it."""
     if run.stop.exists():
         jobs.update(job, state="stopped", reason="control/stop is there")
-        console.print(
-            f"[bold]{job.stage}[/]  not started: the Run was stopped. Go on with:\n  {command('resume', run.root)}"
-        )
+        console.print(_titled(job, f"not started: the Run was stopped. Go on with:\n  {command('resume', run.root)}"))
         return EXIT_FAILED
     if interrupts.count:  # while the one before was ending
-        console.print(f"[bold]{job.stage}[/]  not started: interrupted. Go on with:\n  {command('resume', run.root)}")
+        console.print(_titled(job, f"not started: interrupted. Go on with:\n  {command('resume', run.root)}"))
         return EXIT_INTERRUPTED
     attempt = jobs.next_attempt(job)
     log = run.log(job.stage, job.job_id, attempt)
@@ -131,9 +130,9 @@ def _run_job(run: Run, config: Config, job: Job, jobs: Jobs, console: Console, i
     reason = f"the time limit of {job.time} was reached" if timed_out else verdict.reason
     jobs.update(job, state=state, reason="" if state == "completed" else reason, ended=time.time(), process=None)
     if job.stage == "preflight" and is_lively(console):  # elsewhere its log has been shown
-        console.print(read_table(run, job.job_id, attempt), markup=False, highlight=False, soft_wrap=True)
+        console.print(read_table(run, job.job_id, attempt), soft_wrap=True)
     if state == "completed":
-        console.print(f"[bold]{job.stage}[/]  done in {time.time() - started:.0f} s")
+        console.print(_titled(job, f"done in {time.time() - started:.0f} s"))
         return EXIT_DONE
     _explain(run, job, state, reason, log, console)
     return EXIT_INTERRUPTED if interrupts.count else EXIT_FAILED
@@ -190,11 +189,14 @@ def _start(run: Run, job: Job, attempt: int, log: Path) -> subprocess.Popen[byte
 
 def _explain(run: Run, job: Job, state: str, reason: str, log: Path, console: Console) -> None:
     """Say how a Job ended, where to read on, and how to go on."""
-    console.print(f"[bold]{job.stage}[/]  {state}: ", end="")
-    console.print(reason, markup=False, highlight=False)
+    console.print(_titled(job, f"{state}: {reason}"))
     if state == "failed":
-        console.print(f"  log:    {log}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"  go on:  {command('resume', run.root)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  log:    {log}", soft_wrap=True)
+    console.print(f"  go on:  {command('resume', run.root)}", soft_wrap=True)
+
+
+def _titled(job: Job, text: str) -> Text:
+    return Text.assemble((job.stage, "bold"), "  ", text)
 
 
 class Interrupts:

@@ -6,20 +6,21 @@ import shutil
 from pathlib import Path
 
 from pipeline.cluster.schema import Cluster
+from pipeline.cluster.secret_env import carried_names
 from pipeline.config.schema import Config
 from pipeline.errors import NotReadyError, UserError
 from pipeline.hints import command
 from pipeline.plan.launch import FOREIGN_VARIABLES, stage_container
 from pipeline.plan.srun import own_allocation, srun_words
 from pipeline.run.folder import Run
-from pipeline.slurm.environment import clean_environment
+from pipeline.slurm.environment import clean_environment, job_environment
 
 # $1 is the launch file of a Stage, $2 the code; what follows is started with the variables that the file exports.
 START = """
 set -euo pipefail
 source "$1"
 export PYTHONPATH=$2
-exec {launch} "${{@:3}}"
+exec ${{SECRETS[@]+"${{SECRETS[@]}}"}} {launch} "${{@:3}}"
 """
 BY_LAUNCH = '"${LAUNCH[@]}"'
 
@@ -41,9 +42,10 @@ def with_launch_file(stage: str, run: Run, code: Path, words: list[str], launch:
     return ["bash", "-c", START.format(launch=launch), "bash", str(run.launch(stage)), str(code), *words]
 
 
-def own_environment() -> dict[str, str]:
-    """Return this process's environment without what other Jobs, and launchers of ranks, have left in it."""
-    return {name: value for name, value in clean_environment().items() if name not in FOREIGN_VARIABLES}
+def own_environment(cluster: Cluster) -> dict[str, str]:
+    """Return what of this process's environment such a step gets: on this machine all but what other Jobs have left."""
+    found = clean_environment() if cluster.scheduler == "local" else job_environment(carried_names(cluster))
+    return {name: value for name, value in found.items() if name not in FOREIGN_VARIABLES}
 
 
 def require_srun() -> None:

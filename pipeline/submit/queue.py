@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.cluster.schema import Cluster
+from pipeline.cluster.secret_env import carried_names
 from pipeline.config.schema import Config
 from pipeline.plan.flags import Flags, job_flags
 from pipeline.run import job_ledger
@@ -181,7 +182,9 @@ class JobQueue(RunJobs):
 
         `flags` go over those of the Plan, `without` those named. A Job that Slurm refuses leaves no entry.
         """
-        slurm = slurm or self.slurm
+        # A Job beside training works offline, on what is in the Run.
+        carried = () if about.get("role") == "beside" else carried_names(self.cluster)
+        slurm = replace(slurm or self.slurm, carried=tuple(carried))
         options = {k: v for k, v in self.flags(stage, phase).items() if k not in without} | (flags or {})
         record = job_ledger.reserve(
             self.run, stage=stage, phase=phase, name=options["job-name"], dependency=dependency,

@@ -11,6 +11,7 @@ from pipeline.hints import command
 from pipeline.run.folder import Run
 from pipeline.submit.own_step import own_environment, own_step, require_srun, with_launch_file
 from pipeline.submit.run_folder import read_cluster
+from pipeline.visible import visible
 
 
 def shell_command(run: Run, config: Config, time: str) -> list[str]:
@@ -26,5 +27,5 @@ def open_shell(run: Run, config: Config, time: str) -> None:
         raise UserError(f"{run.name} runs on this machine, so any shell will do; plan it for a cluster: --cluster FILE")
     words = shell_command(run, config, time)
     require_srun()
-    print(f"on the node: {command('status', run.root)}", file=sys.stderr, flush=True)
-    os.execvpe(words[0], words, own_environment() | {"PIPELINE_RUN": str(run.root)})
+    print(visible(f"on the node: {command('status', run.root)}"), file=sys.stderr, flush=True)
+    os.execvpe(words[0], words, own_environment(read_cluster(run)) | {"PIPELINE_RUN": str(run.root)})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from pipeline.cluster.schema import Cluster
 from pipeline.config.schema import Config
@@ -60,7 +60,7 @@ class Submission:
         self.surplus: list[QueuedJob] = []
         self.since = time.time()
 
-    def submit(self, told: Callable[[str], None]) -> list[str]:
+    def submit(self, told: Callable[[Text], None]) -> list[str]:
         """Submit what is neither complete nor queued; return the names of the Jobs that were submitted."""
         alive = [] if self.is_new else self.queue.alive()
         self.queued = {f"{queued.record.kind} {queued.job_id}": queued.job_id for queued in alive}
@@ -78,7 +78,7 @@ class Submission:
             elif job.name in missing:
                 record = self._submit(job, alive)
                 submitted.append(job.name)
-                told(f"[bold]{job.name}[/]  submitted as job {record.job_id}, {record.dependency}".rstrip(", "))
+                told(_titled(job, f"submitted as job {record.job_id}, {record.dependency}".rstrip(", ")))
         self.queue.cancel(self.surplus)  # now that nothing waits for them any more
         return submitted
 
@@ -104,7 +104,7 @@ class Submission:
     def _is_complete(self, stage: str) -> bool:
         return is_complete(self.run, self.config, stage)
 
-    def _adopt(self, job: Job, living: list[QueuedJob], told: Callable[[str], None]) -> list[str]:
+    def _adopt(self, job: Job, living: list[QueuedJob], told: Callable[[Text], None]) -> list[str]:
         """Take Jobs that are alive already; where what they wait for was submitted anew, let them wait for that.
 
         Return the Job's name where a successor had to be submitted.
@@ -124,7 +124,7 @@ class Submission:
         for queued in living:
             self.queued[f"{queued.record.kind} {queued.job_id}"] = queued.job_id
             how = f"submitted as job {queued.job_id}, {queued.record.dependency}" if queued in fresh else ""
-            told(f"[bold]{job.name}[/]  {how or f'{queued.job.state} already, job {queued.job_id}'}")
+            told(_titled(job, how or f"{queued.job.state} already, job {queued.job_id}"))
         return [job.name] if fresh else []
 
     def _adopt_segments(self, living: list[QueuedJob]) -> list[QueuedJob]:
@@ -193,6 +193,10 @@ def place_of_job(job: Job) -> Place:
     return Place(job.name, job.stage, job.segment, job.phase)
 
 
+def _titled(job: Job, text: str) -> Text:
+    return Text.assemble((job.name, "bold"), "  ", text)
+
+
 def _refuse_unheard(alive: list[QueuedJob], run: Run) -> None:
     """Wait for a submission whose answer was not heard: to submit again might make two of it."""
     unheard = [queued for queued in alive if queued.record.job_id is None]
@@ -236,9 +240,9 @@ def submit_chain(
     check = partial(check_held, run.control / "scheduler.json", f"Run {run.name}")
     submission = Submission(run, config, cluster, plan, slurm, is_new=is_new, check=check)
 
-    def told(text: str) -> None:
+    def told(text: Text) -> None:
         try:
-            console.print(text, highlight=False, soft_wrap=True)
+            console.print(text, soft_wrap=True)
         except (OSError, ValueError, SystemExit):  # a reader that has seen enough (| head; rich ends the process then),
             console.quiet = True  # or a full disk, is no reason to leave the chain half submitted
 
@@ -256,8 +260,8 @@ def submit_chain(
     for stage, exclusion in submission.queue.exclusions.items():
         if exclusion.allowed:
             run.event("bad nodes allowed", stage=stage, nodes=[node.name for node in exclusion.allowed])
-            told(f"[yellow]{escape(f'{stage}: {exclusion.words()}')}[/]")
+            told(Text(f"{stage}: {exclusion.words()}", "yellow"))
     queue_evaluations(submission)
     for verb in ("status", "logs -f", "stop"):
-        told(f"  {escape(command(*verb.split(), run.root))}")
+        told(Text(f"  {command(*verb.split(), run.root)}"))
     return EXIT_DONE

@@ -202,6 +202,65 @@ def test_the_whole_chain_from_one_command(twin: Chain) -> None:
     assert hosts <= {"n1", "n2", "n3"}
 
 
+class Careless(Chain):
+    """A chain of somebody whose shell holds a cloud's key."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | {"CLOUD_KEY": "canary-of-the-shell"}
+
+
+def test_secrets_reach_the_ranks_and_nothing_that_is_kept(slurm: PrivateSlurm, folder: Path) -> None:
+    chain = Careless(slurm, folder, "secrets")
+    secrets = folder / "secrets"
+    secrets.write_text("# mine\nTRACKER_KEY='canary-$(of) the file'\n")
+    secrets.chmod(0o600)
+    chain.cluster = folder / "secrets.site.yaml"
+    chain.cluster.write_text(CLUSTER + f"secret_env: [TRACKER_KEY]\nsecret_file: {secrets}\n")
+    chain.submit(slow=0.3)
+    chain.wait_for_step(5)
+    kept = folder_texts(chain.run.root) + folder_texts(slurm.root)  # while Slurm still has what it keeps of the Job
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if int(path.name) != os.getpid()]
+    ranks = [environment_of(pid) for pid in pids if is_rank(pid) and str(chain.run.root) in command_of(pid)]
+    others = [environment_of(pid) for pid in pids if "sbatch/watch.sh" in command_of(pid)]
+    assert len(ranks) == 2
+    assert len(others) >= 1
+    assert all("TRACKER_KEY=canary-$(of) the file" in found for found in ranks)
+    assert all(name in "".join(found) for found in ranks for name in ("HOME=", "PATH=", "SLURM_CONF="))
+    assert not any("canary" in found for found in ["".join(found) for found in others])
+    assert not any("canary-of-the-shell" in "".join(found) for found in ranks)
+    chain.wait_for_state("completed")
+    kept += folder_texts(chain.run.root) + folder_texts(slurm.root)
+    kept.append(slurm.run("scontrol", "--details", "show", "job").stdout)
+    assert len(kept) > 150
+    assert not [text for text in kept if "canary" in text]
+
+
+def folder_texts(folder: Path) -> list[str]:
+    texts = []
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                texts.append(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError:  # it is gone since
+            continue
+    return texts
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def environment_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
 def test_time_limit_in_the_middle_goes_on_in_the_next_segment(chain: Chain, twin: Chain) -> None:
     chain.submit("pretrain.time=2:00", slow=1.6)
     chain.wait_for("the first Segment's end", lambda: chain.run.verdict(chain.job("pretrain", 1), 0).is_file(), 150)

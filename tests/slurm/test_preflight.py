@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from private_slurm import PrivateSlurm
 from test_chain import Chain, folder
 
-from pipeline.files import read_json, read_lines
+from pipeline.files import read_json
 from pipeline.run.attempts import all_attempts
 from pipeline.run.folder import Run
+from pipeline.slurm.bad_nodes import BadNodes
 
 __all__ = ["folder"]  # a fixture
 
@@ -64,9 +66,9 @@ def test_by_hand_on_chosen_nodes_it_names_the_unfit_one(chain: Chain, slurm: Pri
 
 def take_back(chain: Chain) -> list[str]:
     """Return the nodes that were put on the cluster's list of bad ones, and clear it: the other tests want them."""
-    path = chain.run.root.parent / ".site" / "bad_nodes.jsonl"
-    names = [bad["node"] for bad in read_lines(path)]
-    path.unlink(missing_ok=True)
+    listed = BadNodes(chain.run.root.parent / ".site")
+    names = list(listed.read())
+    shutil.rmtree(listed.folder, ignore_errors=True)
     return names
 
 
