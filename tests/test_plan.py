@@ -43,6 +43,7 @@ export OMP_NUM_THREADS=1
 export GLOO_SOCKET_IFNAME=lo
 export TORCHINDUCTOR_CACHE_DIR=/runs/golden/cache/inductor
 export HF_HUB_OFFLINE=1
+SECRETS=()
 """
 
 
@@ -93,6 +94,7 @@ export PIPELINE_GPUS_PER_NODE=8
 export NCCL_DEBUG=WARN
 export NCCL_IB_HCA==mlx5_0,mlx5_1
 export PIPELINE_EXPECTED_ENV='{"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}'
+SECRETS=()
 """
 TWO_NODES = {"nodes": 2, "nproc_per_node": 8, "global_batch_size": 16}
 

@@ -490,8 +490,8 @@ def test_a_submit_that_stood_still_until_another_took_over_queues_nothing_more(s
     sbatch = site.folder / "bin" / "sbatch"
     claim = claim_path(site.run.control / "scheduler.json", 900)
     write_json(site.folder / "other.json", {"host": "login2", "pid": 1, "beats": True})
-    text = sbatch.read_text().replace("exec ", f"cp {site.folder / 'other.json'} {claim}\nexec ")
-    sbatch.write_text(text)
+    first, rest = sbatch.read_text().split("\n", 1)
+    sbatch.write_text(f"{first}\ncp {site.folder / 'other.json'} {claim}\n{rest}")
     late = site.submit()
     assert late.returncode == 3
     assert "taken over by process 1 on login2" in late.stderr
