@@ -146,6 +146,8 @@ def scontrol(words: list[str], folder: Path, jobs: dict[str, dict]) -> int:
     elif words[0] == "update":
         fields = dict(word.split("=", 1) for word in words[1:])
         jobs[fields["JobId"]] |= {"dependency": fields.get("Dependency", jobs[fields["JobId"]]["dependency"])}
+        if "Requeue" in fields:
+            jobs[fields["JobId"]]["requeue"] = fields["Requeue"]
         if "StartTime" in fields:
             jobs[fields["JobId"]]["begins"] = fields["StartTime"]
         if "ExcNodeList" in fields:

@@ -236,6 +236,18 @@ def test_after_attempts_that_were_killed_without_a_step_the_next_one_puts_itself
     assert Script(site).begin().returncode == 0  # it made a step
 
 
+def test_slurm_requeues_a_segment_by_itself_only_while_no_successor_waits(site: Site) -> None:
+    first = Script(site)
+    assert "--no-requeue" in site.queue[first.job_id]["words"]
+    site.refuses(FULL)
+    first.begin()
+    assert site.queue[first.job_id]["requeue"] == "1"
+    site.refuses(None)
+    second = Script(site, number=1)  # Slurm has done so
+    assert second.begin().returncode == 0
+    assert site.queue[first.job_id]["requeue"] == "0"
+
+
 # Who may work
 
 

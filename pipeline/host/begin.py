@@ -237,6 +237,8 @@ class HostBegin(Leaseholder):
             self.try_or_say("be requeued by Slurm", lambda: self.slurm.update(self.job_id, Requeue="1"))
             return None
         self.say(f"job {successor.job_id} goes on after this one")
+        if self.number:  # it was requeued, for which it had to be one that Slurm may requeue by itself
+            self.try_or_say("leave it to the successor", lambda: self.slurm.update(self.job_id, Requeue="0"))
         return successor
 
     def gpu_hours(self, past: list[Attempt]) -> float:
