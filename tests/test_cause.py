@@ -102,7 +102,7 @@ def test_verdicts_that_say_all_need_no_words(verdict: str) -> None:
 def test_a_hostile_reason_costs_no_time(text: str) -> None:
     began = time.process_time()
     key = cause_of("crash", text, [f"n{number}" for number in range(1000)])
-    assert time.process_time() - began < 0.2
+    assert time.process_time() - began < 10  # what grows with the square takes minutes
     assert len(key) < 1000
 
 

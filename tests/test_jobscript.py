@@ -15,6 +15,7 @@ from slurm_site import NO_SUBMIT, KeptSite, Script, Site
 from pipeline.config.yaml12 import load_document
 from pipeline.config.yaml12_dump import dump
 from pipeline.files import read_json, read_lines
+from pipeline.hints import shown
 from pipeline.run.attempts import all_attempts, past_attempts
 from pipeline.run.owner import current, take
 from pipeline.run.records import BeginRecord
@@ -138,7 +139,7 @@ def test_where_requeue_is_denied_the_way_on_is_printed(site: Site) -> None:
     (site.folder / "no_requeue").touch()
     ended = script.end()
     assert ended.returncode == 75
-    assert f"resume {script.run.root}" in ended.stderr
+    assert f"resume {shown(script.run.root)}" in ended.stderr
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("diverged", 5), ("config", 2), ("storage", 4)])

@@ -10,6 +10,7 @@ from fake_slurm import read, write
 from slurm_site import NO_SUBMIT, Clock, KeptSite, Script, Site
 
 from pipeline.files import read_json, read_lines, write_json
+from pipeline.hints import shown
 from pipeline.host import begin as host_begin
 from pipeline.host import lease
 from pipeline.run.attempts import past_attempts
@@ -482,7 +483,7 @@ def test_a_stage_that_begins_too_early_where_nobody_trains_says_what_to_do(site:
     begun = script.begin()
     assert begun.returncode == 75
     assert "pretrain is not complete" in begun.stderr
-    assert f"resume {site.run.root}" in begun.stderr
+    assert f"resume {shown(site.run.root)}" in begun.stderr
     assert site.ids(stage) == [script.job_id]
 
 
@@ -573,7 +574,7 @@ def test_a_run_in_another_folder_refuses_and_writes_nothing(site: Site, how: str
     refused = script.begin()
     assert refused.returncode == 3
     assert how in refused.stderr
-    assert f"resume {there.root}" in refused.stderr
+    assert f"resume {shown(there.root)}" in refused.stderr
     assert written(there) == before
     site.set_id(script.job_id, "PENDING")
     assert {i: (j["state"], j["dependency"]) for i, j in site.queue.items()} == {
@@ -602,7 +603,7 @@ def test_where_nodes_may_not_submit_they_call_no_command_of_slurms(tmp_path: Pat
     three.says("stopped", "asked to stop by USR2")
     last = three.end()
     assert last.returncode == 75
-    assert f"resume {site.run.root}" in last.stderr
+    assert f"resume {shown(site.run.root)}" in last.stderr
     three.checkpoint(20)
     three.says("complete")
     assert three.end().returncode == 0

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from pipeline.slurm.environment import FOREIGN_NAMES, job_environment
@@ -109,6 +109,10 @@ class Slurm:
         raise (SlurmRefused if is_refusal(answer) else SlurmError)(words, said)
 
     # Submitting
+
+    def carrying(self, names: Iterable[str]) -> Slurm:
+        """Return the same, whose Jobs get these variables of this process too."""
+        return replace(self, carried=tuple(names))
 
     def submit(self, flags: Sequence[str], script: str, args: Sequence[str], token: str) -> str:
         """Submit a Job and return its id; one Job in the end, whatever becomes of sbatch's answer.

@@ -184,7 +184,7 @@ class JobQueue(RunJobs):
         """
         # A Job beside training works offline, on what is in the Run.
         carried = () if about.get("role") == "beside" else carried_names(self.cluster)
-        slurm = replace(slurm or self.slurm, carried=tuple(carried))
+        slurm = (slurm or self.slurm).carrying(carried)
         options = {k: v for k, v in self.flags(stage, phase).items() if k not in without} | (flags or {})
         record = job_ledger.reserve(
             self.run, stage=stage, phase=phase, name=options["job-name"], dependency=dependency,
