@@ -46,8 +46,10 @@ def start_by_hand(chain: DrivenChain, job: str, chance: Chance) -> None:
 
 
 def requeue_a_finished_one(chain: DrivenChain, job: str, chance: Chance) -> None:
-    ended = [found.job_id for found in chain.queue("pretrain") if not found.alive and found.state != "CANCELLED"]
-    chain.slurm.run("scontrol", "requeue", chance.choice(ended), check=False)
+    chain.slurm.run("scontrol", "update", f"JobId={job}", "Requeue=1")  # Slurm would refuse to requeue it
+    chain.warn(job)
+    chain.wait_for("its end", lambda: chain.state_of(job) not in ("RUNNING", "COMPLETING"), 60)
+    chain.slurm.run("scontrol", "requeue", job)
 
 
 def orphan(chain: DrivenChain, job: str, chance: Chance) -> None:

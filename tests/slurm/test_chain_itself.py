@@ -80,6 +80,7 @@ def test_a_finished_segment_is_requeued(chain: DrivenChain, twin: DrivenChain) -
     chain.submit("pretrain.segments=3", slow=SLOW)
     chain.wait_for_step(8)
     first = chain.running()
+    chain.slurm.run("scontrol", "update", f"JobId={first}", "Requeue=1")  # Slurm would refuse to requeue it
     chain.warn(first)
     chain.wait_for("a second attempt", lambda: len(chain.training()) > 1, 90)
     second = chain.training()[1]
