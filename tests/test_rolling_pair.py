@@ -508,9 +508,10 @@ def test_a_segment_that_begins_without_tokens_waits_for_the_tokenize_that_lives(
     assert len(site.ids("pretrain")) == 2
 
 
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])  # by a launch, by a prolog that failed
 @pytest.mark.parametrize("stage", FOLLOWERS)
 def test_where_the_last_segment_died_before_its_first_line_those_behind_it_queue_another(
-    site: Site, stage: str
+    site: Site, stage: str, state: str
 ) -> None:
     first = Script(site)
     first.begin()
@@ -519,7 +520,7 @@ def test_where_the_last_segment_died_before_its_first_line_those_behind_it_queue
     first.end()
     site.set_id(first.job_id, "COMPLETED")
     dead = site.ids("pretrain")[-1]
-    site.set_id(dead, "FAILED", reason="JobLaunchFailure")
+    site.set_id(dead, state, nodes="n1")
     early = Script(site, stage)
     begun = early.begin()
     assert begun.returncode == NOTHING_TO_DO, begun.stderr

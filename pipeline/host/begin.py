@@ -167,7 +167,8 @@ class HostBegin(Leaseholder):
         if not silent:
             return None
         job = self.slurm.jobs([silent[-1]])[silent[-1]]
-        if not job.answered or job.state == "cancelled":  # by a person
+        # Slurm, too, cancels a Job: one whose prolog fails. That one had nodes.
+        if not job.answered or (job.state == "cancelled" and not job.nodes):
             return None
         told = f"job {job.job_id} ended without a word ({job.explain() or job.state})"
         if len(silent) >= MOST_FAILURES:

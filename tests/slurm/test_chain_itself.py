@@ -332,3 +332,25 @@ def test_a_node_that_does_not_see_the_run(chain: DrivenChain, twin: DrivenChain)
     chain.slurm.on_host(blind, "umount", "--lazy", chain.run.root.parent)
     assert chain.training() == [(job, 0), (successor, 1)]
     assert chain.result() == twin.result()
+
+
+def test_a_prolog_that_fails_where_the_next_segment_starts(root: Path, folder: Path, twin: DrivenChain) -> None:
+    prolog, bad = folder / "prolog.sh", folder / "bad"
+    prolog.write_text(f'#!/bin/sh\n! grep -qx "$SLURMD_NODENAME" {bad} 2>/dev/null\n')
+    prolog.chmod(0o755)
+    with PrivateSlurm(root, 3, settings={"Prolog": str(prolog)}) as slurm:
+        chain = DrivenChain(slurm, folder, "prolog")
+        chain.submit(slow=SLOW)
+        chain.wait_for_step(3)
+        job, successor = chain.running(), chain.waiting()
+        bad.write_text("\n".join(slurm.nodes[:2]) + "\n")
+        for name in slurm.nodes[1:]:
+            slurm.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
+        chain.warn(job)
+        chain.wait_for("the prolog to fail", lambda: chain.state_of(successor) == "CANCELLED", 60)
+        slurm.run("scontrol", "update", f"NodeName={slurm.nodes[2]}", "State=RESUME")
+        chain.finish(240)
+        third = chain.training()[-1]
+        assert chain.training() == [(job, 0), third]
+        assert third[0] != successor
+        assert chain.result() == twin.result()
