@@ -249,6 +249,17 @@ def test_slurm_requeues_a_segment_by_itself_only_while_no_successor_waits(site: 
     assert site.queue[first.job_id]["requeue"] == "0"
 
 
+def test_preemptions_that_left_no_time_to_save_do_not_end_the_chain(site: Site) -> None:
+    for _ in range(3):
+        script = Script(site)
+        assert script.begin(left="10:00:00").returncode == 0
+        script.warned("TERM")  # and SIGKILL after KillWait: nobody writes a verdict
+        site.set_id(script.job_id, "PREEMPTED")
+    assert Script(site).begin().returncode == 0
+    assert [attempt.preempted for attempt in past_attempts(site.run, "pretrain")] == [True] * 3
+    assert script.verdict["reason"] == "killed after it was warned, before its save was whole"
+
+
 # Who may work
 
 
@@ -311,7 +322,7 @@ def test_the_run_is_taken_before_any_record_of_the_one_before_is_written(
     assert not first.verdict
     assert warned.exists()
     assert second.begin().returncode == 0
-    assert first.verdict["verdict"] == "stopped"
+    assert first.verdict["verdict"] == "lost"
     assert not warned.exists()
 
 

@@ -16,14 +16,14 @@ from pipeline.host.lease import NOTHING_TO_DO, Leaseholder
 from pipeline.image.container_errors import container_failure
 from pipeline.plan.flags import signal_lead
 from pipeline.plan.jobs import STAGES
-from pipeline.run.attempts import as_attempt, past_attempts, progress, settle
+from pipeline.run.attempts import as_attempt, past_attempts, progress, settle, warned_by
 from pipeline.run.blame import Fault, blame_of, blamed_nodes, review, was_fine
 from pipeline.run.complete import is_complete
 from pipeline.run.decision import Attempt, Decision, after_attempt
 from pipeline.run.job_ledger import read_ledger
 from pipeline.run.owner import current
 from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord, read_record
-from pipeline.run.verdict import EXIT_CODES, WARNED_EARLY, Verdict, await_owner, how_it_ended, said_of
+from pipeline.run.verdict import EXIT_CODES, Verdict, await_owner, how_it_ended, said_of
 from pipeline.slurm.launch_errors import nodes_named
 from pipeline.slurm.node_lists import few_nodes
 from pipeline.slurm.time_limits import time_seconds
@@ -31,7 +31,6 @@ from pipeline.submit.queue import QueuedJob
 
 OOM_TEXT = "oom_kill"  # slurmstepd: error: Detected 1 oom_kill event in StepId=...
 LOG_TAIL = 1_000_000  # bytes
-EARLY_SECONDS = 120.0  # that a warning of the time limit may come before its time: Slurm's 60 s, and a busy node's
 LEAVE_SECONDS = 15.0  # before the deadline at which nothing is tried again
 # The last line of a traceback, or what srun and bash say of a program that is not there.
 FIRST_ERROR = re.compile(
@@ -188,12 +187,8 @@ class HostEnd(Leaseholder):
 
     def warned(self, begin: BeginRecord) -> str | None:
         """Return what warned this attempt; WARNED_EARLY where it was not its own time limit."""
-        if not self.run.warned(self.job_id, self.number).is_file():
-            return None
-        limit = begin.deadline or begin.time + time_seconds(getattr(self.config, self.stage).time)
-        lead = begin.signal_lead if begin.signal_lead is not None else signal_lead(self.cluster, None)
-        at = self.run.warned(self.job_id, self.number).stat().st_mtime  # a slow save may have followed
-        return WARNED_EARLY if at < limit - lead - EARLY_SECONDS else "time limit"
+        limit = begin.time + time_seconds(getattr(self.config, self.stage).time)
+        return warned_by(self.run, begin, limit, signal_lead(self.cluster, None))
 
     def _note_bad_nodes(self, nodes: list[str], reason: str) -> None:
         hours, run = self.cluster.bad_node_hours, str(self.run.root)

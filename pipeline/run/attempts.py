@@ -14,8 +14,10 @@ from pipeline.run.cause import cause_of
 from pipeline.run.decision import Attempt
 from pipeline.run.folder import Run
 from pipeline.run.records import BeginRecord, SaidRecord, VerdictRecord, number, read_record
-from pipeline.run.verdict import LOST, WARNED_EARLY, how_it_ended
+from pipeline.run.verdict import LOST, STOPPED, WARNED_EARLY, how_it_ended, said_of
 from pipeline.slurm.node_lists import few_nodes
+
+EARLY_SECONDS = 120.0  # that a warning of the time limit may come before its time: Slurm's 60 s, and a busy node's
 
 NAME = re.compile(r"(?P<job_id>.+)\.(?P<number>[0-9]+)")
 # What version 0.1.0 called the same: files JOB.N.begin and JOB.N.json beside each other, and these keys in them.
@@ -175,6 +177,20 @@ def settle(
     return verdict
 
 
+def warned_by(run: Run, begin: BeginRecord, limit: float | None = None, lead: int | None = None) -> str | None:
+    """Return what warned an attempt, None where nothing did; WARNED_EARLY where it was not its own time limit.
+
+    `limit` (unix s) and `lead` (s) are for one whose beginning has not kept them.
+    """
+    path = run.warned(begin.job_id, begin.number)
+    limit = begin.deadline or limit
+    lead = lead if begin.signal_lead is None else begin.signal_lead
+    if not path.is_file() or limit is None or lead is None:
+        return None
+    at = path.stat().st_mtime  # a slow save may have followed
+    return WARNED_EARLY if at < limit - lead - EARLY_SECONDS else "time limit"
+
+
 def settle_lost(run: Run, stage: str, now: str, number_: int, part: str = "") -> list[BeginRecord]:
     """Give those earlier attempts that left no verdict one, so that they count; return them.
 
@@ -192,7 +208,14 @@ def settle_lost(run: Run, stage: str, now: str, number_: int, part: str = "") ->
             ended = number(account_of(run, one.job_id, one.number).get("until")) or one.begin.time
             reason = f"no process was left to say how it ended; it ran on {nodes or 'unknown nodes'}"
             said = SaidRecord(verdict=LOST, reason=reason)
-        settle(run, one.begin, said, None, ended=ended)
+        warned = warned_by(run, one.begin)
+        if warned and said_of(run, one.job_id, one.number) is None:
+            if warned == WARNED_EARLY:  # preempted, and Slurm did not leave it the time
+                said = SaidRecord(verdict=LOST, reason="killed after it was warned, before its save was whole")
+            else:
+                told = "killed at its time limit, before its save was whole; raise signal_lead in the cluster file"
+                said, warned = SaidRecord(verdict=STOPPED, reason=told), None
+        settle(run, one.begin, said, warned, ended=ended)
         run.warned(one.job_id, one.number).unlink(missing_ok=True)
         lost.append(one.begin)
     return lost

@@ -24,8 +24,8 @@ HEAD = """\
 # A transcript
 
 Written by `tests/slurm/transcript.py`: one Run of two nodes on a private Slurm of three, which is preempted, loses a node
-and meets its time limit. Steps are made to last four seconds, so that there is time for all this; requeued Jobs are
-held for seconds there and not for two minutes. The result is compared with that of an undisturbed twin at the end.
+and meets its time limit. Steps are made to last four seconds, so that there is time for all this. The result is compared
+with that of an undisturbed twin at the end.
 """
 
 
